@@ -10,12 +10,12 @@
 #include "zeropage/gradient_norm.h"
 #include "zeropage/optimizer.h"
 
-namespace zeropage {
+namespace zeropage::accumulate {
 namespace {
 
-std::shared_ptr<const std::vector<std::string>> names_in(const ParameterPages& pages) {
+std::shared_ptr<const std::vector<std::string>> names_in(const zero::ParameterPages& pages) {
   std::vector<std::string> names;
-  for (const PlacedParameter& placed : pages.parameters()) {
+  for (const zero::PlacedParameter& placed : pages.parameters()) {
     names.push_back(placed.parameter.name());
   }
   return std::make_shared<const std::vector<std::string>>(std::move(names));
@@ -23,8 +23,9 @@ std::shared_ptr<const std::vector<std::string>> names_in(const ParameterPages& p
 
 }  // namespace
 
-AccumulatedStep::AccumulatedStep(const ShardedModel& sharded, const AccumulatorOptions& options,
-                                 MicroSteps& micro_steps, StepVerdicts& verdicts)
+AccumulatedStep::AccumulatedStep(const zero::ShardedModel& sharded,
+                                 const AccumulatorOptions& options, MicroSteps& micro_steps,
+                                 StepVerdicts& verdicts)
     : sharded_(sharded),
       options_(options),
       micro_steps_(micro_steps),
@@ -71,7 +72,7 @@ double AccumulatedStep::mean_factor(double weight) const {
 // Norms of the mean gradient; skips what no step can be made of.
 StepReport AccumulatedStep::measure() {
   StepReport report;
-  const NormSums sums = sharded_.sums->sum(one_group(), 1, micro_steps_.weight());
+  const zero::NormSums sums = sharded_.sums->sum(one_group(), 1, micro_steps_.weight());
   report.weight = sums.weight.value();
   report.loss_scale = report.next_loss_scale = verdicts_.scaler().scale();
   if (micro_steps_.overflow()) {
@@ -81,7 +82,7 @@ StepReport AccumulatedStep::measure() {
     return report;
   }
   if (!sums.all_finite) {
-    report.not_finite = names_over_stages(*sharded_.pages, sums.not_finite);
+    report.not_finite = zero::names_over_stages(*sharded_.pages, sums.not_finite);
     report.skipped = Skipped::kNotFinite;
   } else if (report.weight == 0) {
     report.skipped = Skipped::kNoWeight;
@@ -108,10 +109,10 @@ void AccumulatedStep::apply(StepReport& report, const Updates& updates) {
   update(updates, {.scale = factor});
 }
 
-void AccumulatedStep::update(const Updates& updates, const offload::GradientFactors& factors,
-                             const std::shared_ptr<LateReport>& report) {
+void AccumulatedStep::update(const Updates& updates, const optim::GradientFactors& factors,
+                             const std::shared_ptr<zero::LateReport>& report) {
   try {
-    for (ShardedUpdates* of_optimizer : updates) of_optimizer->step_with(factors, report);
+    for (zero::ShardedUpdates* of_optimizer : updates) of_optimizer->step_with(factors, report);
   } catch (...) {
     // Some may have taken the factor in place.
     micro_steps_.end();
@@ -123,7 +124,7 @@ void AccumulatedStep::update(const Updates& updates, const offload::GradientFact
 bool AccumulatedStep::may_report_late(const Updates& updates) const {
   if (options_.clip_norm || options_.clip_value || !verdicts_.ignore_gradients()) return false;
   return sharded_.sums->can_start() &&
-         std::all_of(updates.begin(), updates.end(), [](const ShardedUpdates* of_optimizer) {
+         std::all_of(updates.begin(), updates.end(), [](const zero::ShardedUpdates* of_optimizer) {
            return of_optimizer->reads_found_inf();
          });
 }
@@ -138,13 +139,13 @@ EnqueuedStep AccumulatedStep::enqueue_with_late_report(const Updates& updates) {
     report.skipped = Skipped::kNoWeight;
     sharded_.writes->skip_update();
     micro_steps_.end();
-    return EnqueuedStep(std::make_shared<LateReport>(report));
+    return EnqueuedStep(std::make_shared<zero::LateReport>(report));
   }
-  const NormSummer::Started sums = sharded_.sums->start(one_group(), 1);
+  const zero::NormSummer::Started sums = sharded_.sums->start(one_group(), 1);
   const double factor = mean_factor(report.weight);
-  const auto told = std::make_shared<LateReport>([names = names_, arrived = sums.arrived, factor,
-                                                  report]() mutable {
-    const NormSums all = arrived();
+  const auto told = std::make_shared<zero::LateReport>([names = names_, arrived = sums.arrived,
+                                                        factor, report]() mutable {
+    const zero::NormSums all = arrived();
     for (const size_t index : all.not_finite) report.not_finite.push_back((*names)[index]);
     if (!report.not_finite.empty()) report.skipped = Skipped::kNotFinite;
     report.norm = report.clipped_norm = std::sqrt(all.squares_of_group.front().value()) * factor;
@@ -165,7 +166,7 @@ EnqueuedStep AccumulatedStep::enqueue(const std::vector<torch::optim::Optimizer*
   if (may_report_late(updates)) return enqueue_with_late_report(updates);
   StepReport report = measure();
   ZP_CHECK(report.skipped != Skipped::kNotFinite || !micro_steps_.step_in_backward(),
-           "accumulator.step(): ", say_not_finite(report.not_finite),
+           "accumulator.step(): ", zero::say_not_finite(report.not_finite),
            ", and backward has made the step with it (options.offload.step is "
            "StepWhen::kInBackward): the parameters are not finite now. Restart from the last saved "
            "state; with StepWhen::kInStep such a step is skipped");
@@ -179,7 +180,7 @@ EnqueuedStep AccumulatedStep::enqueue(const std::vector<torch::optim::Optimizer*
   if (stop) std::rethrow_exception(stop);
   // Last, since it throws where it is told to stop.
   verdicts_.count(report);
-  return EnqueuedStep(std::make_shared<LateReport>(std::move(report)));
+  return EnqueuedStep(std::make_shared<zero::LateReport>(std::move(report)));
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::accumulate

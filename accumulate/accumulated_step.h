@@ -17,19 +17,19 @@
 #include "zeropage/accumulator.h"
 #include "zeropage/step_report.h"
 
-namespace zeropage {
+namespace zeropage::accumulate {
 
 class AccumulatedStep {
  public:
   // Throws where options contradict the model's.
-  AccumulatedStep(const ShardedModel& sharded, const AccumulatorOptions& options,
+  AccumulatedStep(const zero::ShardedModel& sharded, const AccumulatorOptions& options,
                   MicroSteps& micro_steps, StepVerdicts& verdicts);
 
   // Accumulator::enqueue_step(). Collective.
   EnqueuedStep enqueue(const std::vector<torch::optim::Optimizer*>& given);
 
  private:
-  using Updates = std::vector<ShardedUpdates*>;
+  using Updates = std::vector<zero::ShardedUpdates*>;
 
   void check_can_step_in_backward() const;
   Updates checked(const std::vector<torch::optim::Optimizer*>& given) const;
@@ -37,12 +37,12 @@ class AccumulatedStep {
   double mean_factor(double weight) const;
   StepReport measure();
   void apply(StepReport& report, const Updates& updates);
-  void update(const Updates& updates, const offload::GradientFactors& factors,
-              const std::shared_ptr<LateReport>& report = nullptr);
+  void update(const Updates& updates, const optim::GradientFactors& factors,
+              const std::shared_ptr<zero::LateReport>& report = nullptr);
   bool may_report_late(const Updates& updates) const;
   EnqueuedStep enqueue_with_late_report(const Updates& updates);
 
-  const ShardedModel sharded_;
+  const zero::ShardedModel sharded_;
   const AccumulatorOptions options_;
   MicroSteps& micro_steps_;
   StepVerdicts& verdicts_;
@@ -50,4 +50,4 @@ class AccumulatedStep {
   const std::shared_ptr<const std::vector<std::string>> names_;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::accumulate

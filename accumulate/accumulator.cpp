@@ -11,17 +11,17 @@ namespace zeropage {
 namespace {
 
 accumulate::LossScalerOptions scaler_options(const AccumulatorOptions& options,
-                                             const ParameterPages& pages) {
+                                             const zero::ParameterPages& pages) {
   const bool has_half = std::any_of(
       pages.layouts().begin(), pages.layouts().end(),
-      [](const PageLayout& page) { return page.requires_grad && page.dtype == c10::kHalf; });
-  const bool half = on_any_stage(pages, has_half);
+      [](const zero::PageLayout& page) { return page.requires_grad && page.dtype == c10::kHalf; });
+  const bool half = accumulate::on_any_stage(pages, has_half);
   if (options.loss_scaler) return *options.loss_scaler;
   return half ? accumulate::LossScalerOptions() : accumulate::LossScalerOptions::fixed(1);
 }
 
 // With the loss scaler that they come to on this model.
-AccumulatorOptions with_scaler(AccumulatorOptions options, const ParameterPages& pages) {
+AccumulatorOptions with_scaler(AccumulatorOptions options, const zero::ParameterPages& pages) {
   options.loss_scaler = scaler_options(options, pages);
   return options;
 }
@@ -29,7 +29,7 @@ AccumulatorOptions with_scaler(AccumulatorOptions options, const ParameterPages&
 }  // namespace
 
 struct Accumulator::Parts {
-  Parts(const ShardedModel& sharded, const AccumulatorOptions& options)
+  Parts(const zero::ShardedModel& sharded, const AccumulatorOptions& options)
       : verdicts(*options.loss_scaler, options.norm_spikes),
         micro_steps(sharded, options),
         step(sharded, options, micro_steps, verdicts) {
@@ -38,13 +38,13 @@ struct Accumulator::Parts {
     seen.reduce = micro_steps.reduction().when;
     std::vector<std::string> lines;
     memory::describe_fields("", seen, lines);
-    check_agreement(*sharded.pages, "the accumulator", lines);
-    check_stages_agree(*sharded.pages, "the accumulator", lines);
+    zero::check_agreement(*sharded.pages, "the accumulator", lines);
+    zero::check_stages_agree(*sharded.pages, "the accumulator", lines);
   }
 
-  StepVerdicts verdicts;
-  MicroSteps micro_steps;
-  AccumulatedStep step;
+  accumulate::StepVerdicts verdicts;
+  accumulate::MicroSteps micro_steps;
+  accumulate::AccumulatedStep step;
 };
 
 Accumulator::Accumulator(const ModelRef& model, const AccumulatorOptions& options)
@@ -57,7 +57,7 @@ void Accumulator::backward(const torch::Tensor& loss, double weight) {
   parts_->micro_steps.backward(loss, weight, parts_->verdicts.scaler().scale());
 }
 
-StageBackwards Accumulator::stage_backwards() {
+accumulate::StageBackwards Accumulator::stage_backwards() {
   return {parts_->micro_steps, parts_->verdicts};
 }
 

@@ -12,7 +12,7 @@
 #include "zeropage/bytes.h"
 #include "zeropage/check.h"
 
-namespace zeropage {
+namespace zeropage::accumulate {
 namespace {
 
 // Whether a rank may reduce a parameter of this dtype in halves.
@@ -24,9 +24,9 @@ bool may_reduce_halves(const Options& options, c10::ScalarType dtype) {
 
 // Sums of halves overflow where their mean does not. The stages of a pipeline add up what they have, so they do alike,
 // whatever this one's pages are.
-comm::ReduceOp op_for(const ParameterPages& pages, const Options& options) {
+comm::ReduceOp op_for(const zero::ParameterPages& pages, const Options& options) {
   bool half = false;
-  if (pipeline_world_of(pages) != nullptr) {
+  if (zero::pipeline_world_of(pages) != nullptr) {
     const std::vector<TensorOfModel>& of_model = pages.part()->parameters;
     half = std::any_of(of_model.begin(), of_model.end(), [&](const TensorOfModel& parameter) {
       return may_reduce_halves(options, parameter.dtype);
@@ -40,11 +40,12 @@ comm::ReduceOp op_for(const ParameterPages& pages, const Options& options) {
 }
 
 // Then autograd adds micro-steps up where the gradients lie, to the same bits: no copy, and nothing set aside.
-bool nothing_travels(const ShardedModel& sharded) {
-  const ParameterPages& pages = *sharded.pages;
+bool nothing_travels(const zero::ShardedModel& sharded) {
+  const zero::ParameterPages& pages = *sharded.pages;
   return pages.world().size() == 1 && sharded.options.offload.optimizer == memory::Tier::kDevice &&
-         std::all_of(pages.plan().pages().begin(), pages.plan().pages().end(),
-                     [](const PagePlan& page) { return page.reduce_dtype == page.gradient_dtype; });
+         std::all_of(
+             pages.plan().pages().begin(), pages.plan().pages().end(),
+             [](const zero::PagePlan& page) { return page.reduce_dtype == page.gradient_dtype; });
 }
 
 const AccumulatorOptions& checked(const AccumulatorOptions& options) {
@@ -72,7 +73,8 @@ bool seed_is_exact(c10::ScalarType dtype, double factor) {
   return carried == factor || std::isinf(carried);
 }
 
-MicroStepReduction chosen_reduction(const ShardedModel& sharded, const AccumulatorOptions& asked) {
+MicroStepReduction chosen_reduction(const zero::ShardedModel& sharded,
+                                    const AccumulatorOptions& asked) {
   using enum ReduceMicroSteps;
   const bool is_invariant = sharded.options.world_invariant;
   ZP_CHECK(!is_invariant || asked.reduce != kOnce,
@@ -81,13 +83,13 @@ MicroStepReduction chosen_reduction(const ShardedModel& sharded, const Accumulat
            "ReduceMicroSteps::kEach or ReduceMicroSteps::kAuto");
   if (is_invariant) return {kEach, "Options::world_invariant adds up the ranks first"};
   if (asked.reduce != kAuto) return {asked.reduce, "AccumulatorOptions::reduce asks for it"};
-  const BytePlan& plan = sharded.pages->plan();
-  if (plan.gradients() != Sharing::kSharded) {
+  const zero::BytePlan& plan = sharded.pages->plan();
+  if (plan.gradients() != zero::Sharing::kSharded) {
     return {kOnce, "each rank has whole gradients at this stage"};
   }
   if (nothing_travels(sharded)) return {kOnce, "this rank shares the model with no other"};
   int64_t whole_bytes = 0;
-  for (const PagePlan& page : plan.pages()) whole_bytes += page.own_gradient_bytes;
+  for (const zero::PagePlan& page : plan.pages()) whole_bytes += page.own_gradient_bytes;
   const int64_t budget_bytes = asked.gradient_budget_bytes;
   const std::string whole = "whole gradients take " + memory::format_bytes(whole_bytes);
   if (whole_bytes <= budget_bytes) {
@@ -100,7 +102,7 @@ MicroStepReduction chosen_reduction(const ShardedModel& sharded, const Accumulat
 }
 
 // All stages do what one needs.
-MicroStepReduction over_stages(const ParameterPages& pages, MicroStepReduction own) {
+MicroStepReduction over_stages(const zero::ParameterPages& pages, MicroStepReduction own) {
   const bool is_each = own.when == ReduceMicroSteps::kEach;
   if (on_any_stage(pages, is_each) == is_each) return own;
   return {ReduceMicroSteps::kEach, "another stage of the pipeline reduces each"};
@@ -108,8 +110,8 @@ MicroStepReduction over_stages(const ParameterPages& pages, MicroStepReduction o
 
 }  // namespace
 
-bool on_any_stage(const ParameterPages& pages, bool needs_it) {
-  const comm::World* const stages = pipeline_world_of(pages);
+bool on_any_stage(const zero::ParameterPages& pages, bool needs_it) {
+  const comm::World* const stages = zero::pipeline_world_of(pages);
   if (stages == nullptr || stages->size() == 1) return needs_it;
   return stages->max(needs_it ? 1.0 : 0.0) > 0;
 }
@@ -130,12 +132,12 @@ at::Tensor seed_of(const at::Tensor& loss, double weight, double scale) {
   return seed;
 }
 
-MicroSteps::MicroSteps(const ShardedModel& sharded, const AccumulatorOptions& options)
+MicroSteps::MicroSteps(const zero::ShardedModel& sharded, const AccumulatorOptions& options)
     : sharded_(sharded),
       op_(op_for(*sharded.pages, sharded.options)),
       reduction_(over_stages(*sharded.pages, chosen_reduction(sharded, checked(options)))),
       incomplete_(options.incomplete),
-      scale_changes_(options.loss_scaler && accumulate::changes(*options.loss_scaler)),
+      scale_changes_(options.loss_scaler && changes(*options.loss_scaler)),
       count_(options.micro_steps) {
   sharded_.facts->note_micro_steps(count_);
 }
@@ -145,7 +147,8 @@ bool MicroSteps::step_in_backward() const {
 }
 
 void MicroSteps::begin() {
-  accumulation_ = std::make_unique<GradientAccumulation>(sharded_.reducer, sharded_.gradients, op_);
+  accumulation_ =
+      std::make_unique<zero::GradientAccumulation>(sharded_.reducer, sharded_.gradients, op_);
   is_mean_ = false;
   sharded_.sums->forget_scale();
   overflow_.reset();
@@ -176,7 +179,8 @@ void MicroSteps::run(const MicroStepShare& share, const std::function<void()>& b
   begin_micro_step();
   if (share.loss.defined()) weight_.add(share.weight);
   {
-    GradientAccumulation::MicroStep micro_step(*accumulation_, plan(share.weight, share.scale));
+    zero::GradientAccumulation::MicroStep micro_step(*accumulation_,
+                                                     plan(share.weight, share.scale));
     if (share.loss.defined()) loss_.add(share.loss, share.weight);
     backward();
     micro_step.has_ended();
@@ -188,12 +192,12 @@ void MicroSteps::run(const MicroStepShare& share, const std::function<void()>& b
 
 void MicroSteps::finish() {
   accumulation_->finish();
-  if (!is_mean_) add_tied_gradients(*sharded_.pages, *sharded_.gradients);
+  if (!is_mean_) zero::add_tied_gradients(*sharded_.pages, *sharded_.gradients);
 }
 
 void MicroSteps::make_mean(double scale) {
-  const std::vector<PageLayout>& pages = sharded_.pages->layouts();
-  const auto in_half = std::find_if(pages.begin(), pages.end(), [&](const PageLayout& page) {
+  const std::vector<zero::PageLayout>& pages = sharded_.pages->layouts();
+  const auto in_half = std::find_if(pages.begin(), pages.end(), [&](const zero::PageLayout& page) {
     return page.requires_grad &&
            sharded_.pages->plan()[static_cast<size_t>(&page - pages.data())].gradient_dtype ==
                c10::kHalf;
@@ -205,7 +209,7 @@ void MicroSteps::make_mean(double scale) {
            scale,
            ", without which half cannot hold small values; expected nobody to look; clip by "
            "AccumulatorOptions::clip_norm or clip_value, and read the norm in the StepReport");
-  add_tied_gradients(*sharded_.pages, *sharded_.gradients);
+  zero::add_tied_gradients(*sharded_.pages, *sharded_.gradients);
   const double weight =
       scale_changes_ ? look_for_overflow().value() : sharded_.sums->sum_weight(weight_).value();
   if (weight > 0) {
@@ -214,31 +218,32 @@ void MicroSteps::make_mean(double scale) {
   }
   is_mean_ = true;
   // What the script multiplies them by counts from here on.
-  if (pipeline_world_of(*sharded_.pages) != nullptr) sharded_.sums->watch_scale();
+  if (zero::pipeline_world_of(*sharded_.pages) != nullptr) sharded_.sums->watch_scale();
 }
 
 // A script may clip each element, and an infinity would be a number when the step looks. Returns the weight of all ranks.
-offload::ExactSum MicroSteps::look_for_overflow() {
+optim::ExactSum MicroSteps::look_for_overflow() {
   const std::vector<int> one_group(sharded_.pages->parameters().size(), 0);
-  const NormSums sums = sharded_.sums->sum(one_group, 1, weight_);
+  const zero::NormSums sums = sharded_.sums->sum(one_group, 1, weight_);
   if (!sums.all_finite) {
-    overflow_ = {.not_finite = names_over_stages(*sharded_.pages, sums.not_finite),
+    overflow_ = {.not_finite = zero::names_over_stages(*sharded_.pages, sums.not_finite),
                  .norm = std::sqrt(sums.squares_of_group.front().value())};
   }
   return sums.weight;
 }
 
-BackwardPlan MicroSteps::plan(double weight, double scale) const {
+zero::BackwardPlan MicroSteps::plan(double weight, double scale) const {
   const bool is_last = made_ == count_;
   const bool reduces_each = reduction_.when == ReduceMicroSteps::kEach;
-  BackwardPlan plan{.collect = reduces_each || is_last ? Collect::kForReduction : Collect::kLocally,
-                    .part = is_last ? StepPart::kLastMicroStep : StepPart::kMicroStep,
-                    .discards = weight == 0};
+  zero::BackwardPlan plan{
+      .collect = reduces_each || is_last ? zero::Collect::kForReduction : zero::Collect::kLocally,
+      .part = is_last ? zero::StepPart::kLastMicroStep : zero::StepPart::kMicroStep,
+      .discards = weight == 0};
   if (is_last && step_in_backward()) {
     const double of_all = sharded_.sums->sum_weight(weight_).value();
     plan.factor = mean_factor(of_all, scale);
     // Then there will be no step.
-    if (of_all == 0) plan.part = StepPart::kMicroStep;
+    if (of_all == 0) plan.part = zero::StepPart::kMicroStep;
   }
   return plan;
 }
@@ -265,11 +270,6 @@ void MicroSteps::check_complete() const {
   TORCH_WARN(memory::owner_prefix(), found, "; this step is the mean of those");
 }
 
-std::string MicroStepReduction::to_string() const {
-  const bool is_each = when == ReduceMicroSteps::kEach;
-  return (is_each ? "at each micro-step: " : "once a step: ") + why;
-}
-
 double MicroSteps::mean_factor(double weight, double scale) const {
   if (is_mean_) return 1;
   const double ranks = op_ == comm::ReduceOp::kMean ? sharded_.pages->world().size() : 1;
@@ -287,6 +287,15 @@ void MicroSteps::set_count(int64_t count) {
            " micro-batches of a step are there already; set it between steps");
   count_ = count;
   sharded_.facts->note_micro_steps(count_);
+}
+
+}  // namespace zeropage::accumulate
+
+namespace zeropage {
+
+std::string MicroStepReduction::to_string() const {
+  const bool is_each = when == ReduceMicroSteps::kEach;
+  return (is_each ? "at each micro-step: " : "once a step: ") + why;
 }
 
 }  // namespace zeropage

@@ -19,7 +19,7 @@
 #include "zero/setup/sharded_model.h"
 #include "zeropage/accumulator.h"
 
-namespace zeropage {
+namespace zeropage::accumulate {
 
 // What a micro-step counts for in the step.
 struct MicroStepShare {
@@ -33,7 +33,7 @@ struct MicroStepShare {
 at::Tensor seed_of(const at::Tensor& loss, double weight, double scale);
 
 // What the stages of a pipeline choose by their own pages: all of them do what one needs. Collective over them.
-bool on_any_stage(const ParameterPages& pages, bool needs_it);
+bool on_any_stage(const zero::ParameterPages& pages, bool needs_it);
 
 // The mean loss of micro-batches, by weight.
 class MeanLoss {
@@ -49,7 +49,7 @@ class MeanLoss {
 class MicroSteps {
  public:
   // options: with a loss scaler. Throws where they contradict each other or the model's.
-  MicroSteps(const ShardedModel& sharded, const AccumulatorOptions& options);
+  MicroSteps(const zero::ShardedModel& sharded, const AccumulatorOptions& options);
 
   // Accumulator::backward(); scale: of the loss. Collective.
   void backward(const at::Tensor& loss, double weight, double scale);
@@ -72,7 +72,7 @@ class MicroSteps {
   bool step_in_backward() const;
 
   // Weight and loss of this rank's micro-batches since the last step, or of that step.
-  const offload::ExactSum& weight() const { return weight_; }
+  const optim::ExactSum& weight() const { return weight_; }
   at::Tensor loss() const { return loss_.value(); }
   // What makes the mean of the gradients, for the weight of all ranks' micro-batches: 1 where a script has looked at
   // them since the last backward, for which they were made the mean.
@@ -87,25 +87,25 @@ class MicroSteps {
 
  private:
   void make_mean(double scale);
-  offload::ExactSum look_for_overflow();
+  optim::ExactSum look_for_overflow();
   void begin();
   void begin_micro_step();
-  BackwardPlan plan(double weight, double scale) const;
+  zero::BackwardPlan plan(double weight, double scale) const;
 
   // Constant after construction.
-  const ShardedModel sharded_;
+  const zero::ShardedModel sharded_;
   const comm::ReduceOp op_;
   const MicroStepReduction reduction_;
   const IncompleteStep incomplete_;
   const bool scale_changes_;
 
   int64_t count_;
-  std::unique_ptr<GradientAccumulation> accumulation_;  // of the step that was begun last
+  std::unique_ptr<zero::GradientAccumulation> accumulation_;  // of the step that was begun last
   int64_t made_ = 0;
   bool is_mean_ = false;
   std::optional<Overflow> overflow_;
-  offload::ExactSum weight_;
+  optim::ExactSum weight_;
   MeanLoss loss_;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::accumulate

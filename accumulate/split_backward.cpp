@@ -18,7 +18,7 @@
 namespace zeropage::accumulate {
 namespace {
 
-using memory::NodePointer;
+using base::NodePointer;
 using torch::autograd::Edge;
 using torch::autograd::edge_list;
 using torch::autograd::Engine;
@@ -216,7 +216,7 @@ void SplitBackward::finish() {
   // Its device says which of the engine's threads begins.
   const auto defined = std::find_if(gradients.begin(), gradients.end(), is_defined);
   const at::Tensor any = defined != gradients.end() ? *defined : at::zeros({});
-  const NodePointer begin = memory::make_node<GivenGradients>(roots, gradients, any);
+  const NodePointer begin = base::make_node<GivenGradients>(roots, gradients, any);
   run({Edge(begin, 0)}, {any});
 }
 

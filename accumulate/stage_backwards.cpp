@@ -4,7 +4,7 @@
 
 #include "zeropage/check.h"
 
-namespace zeropage {
+namespace zeropage::accumulate {
 namespace {
 
 void check_output(const at::Tensor& output, const at::Tensor& gradient) {
@@ -47,4 +47,4 @@ void StageBackwards::finish(SplitMicroStep split) {
   micro_steps_.run(split.share, [&] { split.backward.finish(); });
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::accumulate

@@ -20,7 +20,7 @@
 #include "accumulate/split_backward.h"
 #include "accumulate/step_verdicts.h"
 
-namespace zeropage {
+namespace zeropage::accumulate {
 
 // A micro-step between the halves of its backward: the input's gradient is there, and those of the parameters are not.
 // Dropping it drops the micro-step.
@@ -59,4 +59,4 @@ class StageBackwards {
   const StepVerdicts& verdicts_;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::accumulate

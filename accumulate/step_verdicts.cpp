@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace zeropage {
+namespace zeropage::accumulate {
 
 StepVerdicts::StepVerdicts(const accumulate::LossScalerOptions& scaler,
                            const std::optional<accumulate::NormSpikeOptions>& spikes)
@@ -42,4 +42,4 @@ void StepVerdicts::resolve_verdict() {
   scaler_.update(found_inf);
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::accumulate

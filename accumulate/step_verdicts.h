@@ -12,7 +12,7 @@
 #include "zero/late_report.h"
 #include "zeropage/accumulator.h"
 
-namespace zeropage {
+namespace zeropage::accumulate {
 
 class StepVerdicts {
  public:
@@ -32,14 +32,16 @@ class StepVerdicts {
   // The step counts for the scale. Throws where a scaler is told to stop.
   void count(StepReport& report);
   // The same for a step whose report comes later; it is counted then.
-  void count_later(std::shared_ptr<LateReport> report) { pending_report_ = std::move(report); }
+  void count_later(std::shared_ptr<zero::LateReport> report) {
+    pending_report_ = std::move(report);
+  }
   // Waits for it.
   void resolve_verdict();
 
  private:
   accumulate::LossScaler scaler_;
   std::optional<accumulate::NormSpikes> spikes_;
-  std::shared_ptr<LateReport> pending_report_;
+  std::shared_ptr<zero::LateReport> pending_report_;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::accumulate

@@ -7,7 +7,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-namespace zeropage::offload::detail {
+namespace zeropage::base {
 
 uint64_t block_checksum(const std::byte* data, int64_t bytes) {
   return XXH3_64bits(data, static_cast<size_t>(bytes));
@@ -19,4 +19,4 @@ std::string to_hex(uint64_t checksum) {
   return text.data();
 }
 
-}  // namespace zeropage::offload::detail
+}  // namespace zeropage::base

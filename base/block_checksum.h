@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <string>
 
-namespace zeropage::offload::detail {
+namespace zeropage::base {
 
 uint64_t block_checksum(const std::byte* data, int64_t bytes);
 std::string to_hex(uint64_t checksum);  // 16 digits
 
-}  // namespace zeropage::offload::detail
+}  // namespace zeropage::base

@@ -7,7 +7,7 @@
 
 #include "zeropage/check.h"
 
-namespace zeropage::memory {
+namespace zeropage::base {
 
 // numerator / denominator, which must be a whole number.
 template <typename Integer>
@@ -41,4 +41,4 @@ constexpr To narrow(From value) {
   return result;
 }
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::base

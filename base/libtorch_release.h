@@ -15,7 +15,7 @@
 
 #include "zeropage/check.h"
 
-namespace zeropage::memory {
+namespace zeropage::base {
 
 // How LibTorch holds a node of a graph: std::shared_ptr, and c10::intrusive_ptr in newer releases.
 using NodePointer = decltype(torch::autograd::Edge::function);
@@ -51,4 +51,4 @@ inline std::pair<size_t, size_t> free_and_total_bytes(c10::Device device) {
 #endif
 }
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::base

@@ -5,7 +5,7 @@
 #include <mutex>
 #include <unordered_map>
 
-namespace zeropage::memory {
+namespace zeropage::base {
 namespace {
 
 // The threads that are ranks. Each operator that draws asks for their number, so it is read without the lock.
@@ -50,4 +50,4 @@ bool ranks_are_threads() {
   return RankThreads::of_process().count() > 1;
 }
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::base

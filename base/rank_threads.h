@@ -5,7 +5,7 @@
 
 #include <thread>
 
-namespace zeropage::memory {
+namespace zeropage::base {
 
 // While it lives, the thread that made it is a rank. A thread may be one several times over.
 class RankThread {
@@ -22,4 +22,4 @@ class RankThread {
 // Whether two or more threads of this process are ranks now.
 bool ranks_are_threads();
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::base

@@ -16,10 +16,10 @@ namespace zeropage::checkpointing {
 namespace detail {
 namespace {
 
+using device::StreamScope;
 using memory::Kind;
 using memory::KindScope;
 using memory::LedgerScope;
-using memory::StreamScope;
 
 // What all gathers of one rank share.
 struct Shared {
@@ -27,9 +27,7 @@ struct Shared {
   const std::shared_ptr<memory::Ledger> ledger = memory::Ledger::current();
 
   const SliceGroup& group() const { return options.group; }
-  int64_t slice_numel(int64_t numel) const {
-    return memory::div_ceil<int64_t>(numel, group().size);
-  }
+  int64_t slice_numel(int64_t numel) const { return base::div_ceil<int64_t>(numel, group().size); }
 };
 
 class SlicedStorage final : public SavedStorage {

@@ -165,7 +165,7 @@ std::unique_ptr<ActivationPolicy::Forward> Recompute::begin_forward() {
    private:
     const std::shared_ptr<ForwardTape> tape_;
     const SavedTensorScope hooks_;
-    const memory::InterceptorScope interceptor_;
+    const operators::InterceptorScope interceptor_;
     const memory::KindScope kind_;
   };
   check_not_moved_from(account_ != nullptr, "Recompute");
@@ -226,7 +226,7 @@ RecomputeStatistics Recompute::statistics() const {
 }
 
 bool Recompute::decides_alone() {
-  const auto* tape = dynamic_cast<const ForwardTape*>(memory::OperatorInterceptor::current());
+  const auto* tape = dynamic_cast<const ForwardTape*>(operators::OperatorInterceptor::current());
   return tape != nullptr && tape->decides_alone();
 }
 

@@ -197,7 +197,7 @@ std::string host_identity() {
 }
 
 std::unique_ptr<Communicator> make_communicator(const CommunicatorOptions& options) {
-  const bool on_host = !memory::has_streams(options.device.type());
+  const bool on_host = !device::has_streams(options.device.type());
   ZP_CHECK(
       !on_host || options.transport != Transport::kNccl,
       "NCCL was asked for, but this world is on ", options.device,

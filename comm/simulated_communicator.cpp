@@ -55,7 +55,7 @@ SimulatedCommunicator::SimulatedCommunicator(const SimulationOptions& options)
       options_(checked(options)),
       model_(options.topology, options.transport),
       calls_(std::make_unique<detail::CallNumbers>(size())) {
-  memory::provide_meta_operators();
+  operators::provide_meta_operators();
   memory::observe_meta_memory();
 }
 
@@ -110,7 +110,7 @@ Pending SimulatedCommunicator::start_reduce(const at::Tensor& tensor, ReduceOp o
   if (rank() == root) {
     seconds += seconds_from_others([&](int other) {
       return is_small ? model_.reduce(other, root, numel, dtype)
-                      : model_.gather(other, root, memory::round_up<int64_t>(numel, size()), dtype);
+                      : model_.gather(other, root, base::round_up<int64_t>(numel, size()), dtype);
     });
   }
   Pending pending =

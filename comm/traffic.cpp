@@ -133,7 +133,7 @@ LinkTraffic TrafficModel::reduce_slices(int rank, const Sliced& sliced) const {
   for (int owner = 0; owner < topology_.size(); ++owner) {
     if (owner == rank || sliced.numel_of(owner) == 0) continue;
     const int64_t segments = algorithms_ == Algorithms::kMessages
-                                 ? memory::div_ceil(sliced.numel_of(owner), segment_numel)
+                                 ? base::div_ceil(sliced.numel_of(owner), segment_numel)
                                  : 1;
     add(traffic, rank, owner, sliced.bytes_of(owner), segments);
   }

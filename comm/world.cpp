@@ -103,7 +103,7 @@ World::World(const Place& place, c10::intrusive_ptr<c10d::Store> store, const Wo
                                .report_interval = options.report_interval},
                     .transport = options.transport,
                     .reduction_order = options.reduction_order,
-                    .begins_at_call = !memory::has_streams(options.device) && !options.decorate,
+                    .begins_at_call = !device::has_streams(options.device) && !options.decorate,
                     .decorate = options.decorate};
   state_->deadline = options.deadline;
   state_->store =
@@ -182,7 +182,7 @@ void World::begin_texts() {
 // Collective: where one rank has no such device, all end with its reason. The others learn which device
 // it is otherwise.
 c10::Device World::choose_device(c10::DeviceType type) {
-  if (!memory::has_streams(type)) {
+  if (!device::has_streams(type)) {
     ZP_CHECK(type == c10::kCPU, "a world cannot be on ", c10::Device(type),
              "; set WorldOptions::device to c10::kCUDA or c10::kCPU");
     return type;

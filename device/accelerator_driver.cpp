@@ -5,7 +5,7 @@
 #include <mutex>
 #include <system_error>
 
-namespace zeropage::memory {
+namespace zeropage::device {
 namespace {
 
 struct DriverNote {
@@ -49,4 +49,4 @@ std::string driver_use(const std::string& file) {
   return open.empty() ? "" : "the process has " + open + " open, which CUDA opens when it starts";
 }
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::device

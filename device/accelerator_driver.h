@@ -10,7 +10,7 @@
 
 #include <string>
 
-namespace zeropage::memory {
+namespace zeropage::device {
 
 // CUDA opens it when it starts; NVML, which survives a fork, does not.
 inline constexpr const char* kDriverFile = "/dev/nvidia-uvm";
@@ -26,4 +26,4 @@ void note_driver_question(const std::string& who);
 // of the name of the driver's file.
 std::string driver_use(const std::string& file = kDriverFile);
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::device

@@ -16,17 +16,17 @@ bool is_cuda(c10::DeviceType type) {
 }
 
 std::string why_none(c10::DeviceType type) {
-  if (is_cuda(type)) return cuda::why_none();
+  if (is_cuda(type)) return device::cuda::why_none();
   return "LibTorch has no such device in this process; use cuda or cpu";
 }
 
 }  // namespace
 
 int device_count(c10::DeviceType type) {
-  if (!has_streams(type)) return type == c10::DeviceType::CPU ? 1 : 0;
-  if (is_cuda(type)) return cuda::device_count();
+  if (!device::has_streams(type)) return type == c10::DeviceType::CPU ? 1 : 0;
+  if (is_cuda(type)) return device::cuda::device_count();
   if (!c10::impl::hasDeviceGuardImpl(type)) return 0;
-  note_driver_use(
+  device::note_driver_use(
       c10::str("memory::device_count(", c10::DeviceTypeName(type, /*lower_case=*/true), ")"));
   return c10::impl::VirtualGuardImpl(type).deviceCount();
 }
@@ -46,17 +46,17 @@ void check_device(c10::Device device) {
 }
 
 std::string device_identity(c10::Device device) {
-  return is_cuda(device.type()) ? cuda::uuid(device.index()) : device.str();
+  return is_cuda(device.type()) ? device::cuda::uuid(device.index()) : device.str();
 }
 
 std::string device_name(c10::Device device) {
-  return is_cuda(device.type()) ? cuda::name(device.index()) : device.str();
+  return is_cuda(device.type()) ? device::cuda::name(device.index()) : device.str();
 }
 
 DeviceMemory device_memory(c10::Device device) {
   using c10::CachingAllocator::StatType;
   constexpr auto kAll = static_cast<size_t>(StatType::AGGREGATE);
-  const auto [free, total] = free_and_total_bytes(device);
+  const auto [free, total] = base::free_and_total_bytes(device);
   const auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
   return {.total_bytes = static_cast<int64_t>(total),
           .free_bytes = static_cast<int64_t>(free),
@@ -64,11 +64,12 @@ DeviceMemory device_memory(c10::Device device) {
 }
 
 void release_cached_memory(c10::Device device) {
-  if (has_streams(device.type())) c10::getDeviceAllocator(device.type())->emptyCache();
+  if (device::has_streams(device.type())) c10::getDeviceAllocator(device.type())->emptyCache();
 }
 
 void set_current_device(c10::Device device) {
-  if (has_streams(device.type())) c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
+  if (device::has_streams(device.type()))
+    c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
 }
 
 }  // namespace zeropage::memory

@@ -2,7 +2,7 @@
 
 #include "device/topology.h"
 
-namespace zeropage::memory {
+namespace zeropage::device {
 
 std::vector<int> device_nodes_of_ranks(int ranks) {
   std::vector<int> by_device;
@@ -17,4 +17,4 @@ std::vector<int> device_nodes_of_ranks(int ranks) {
   return by_rank;
 }
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::device

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace zeropage::memory {
+namespace zeropage::device {
 
 struct DevicePlace {
   std::string name;        // "NVIDIA H200"
@@ -21,4 +21,4 @@ std::vector<DevicePlace> cuda_device_places();
 // r modulo their number; empty where there is none.
 std::vector<int> device_nodes_of_ranks(int ranks);
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::device

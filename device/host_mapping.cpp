@@ -13,13 +13,15 @@
 
 #include "zeropage/bytes.h"
 
-namespace zeropage::memory {
+namespace zeropage::device {
 namespace {
+
+using memory::operator""_MiB;
 
 constexpr int64_t kHugePageBytes = 2_MiB;
 
 void touch(std::byte* begin, std::byte* end) {
-  for (std::byte* page = begin; page < end; page += system_page_bytes()) {
+  for (std::byte* page = begin; page < end; page += memory::system_page_bytes()) {
     *static_cast<volatile std::byte*>(page) = std::byte{0};
   }
 }
@@ -31,12 +33,14 @@ HostMapping::HostMapping(int64_t bytes, const HostMappingOptions& options) {
     throw std::invalid_argument("host mapping: expected 1 byte or more, got " +
                                 std::to_string(bytes));
   }
-  bytes_ = (bytes + system_page_bytes() - 1) / system_page_bytes() * system_page_bytes();
+  bytes_ = (bytes + memory::system_page_bytes() - 1) / memory::system_page_bytes() *
+           memory::system_page_bytes();
   void* const mapped = mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS, /*fd=*/-1, 0);
   if (mapped == MAP_FAILED) {
-    throw std::system_error(errno, std::generic_category(),
-                            "the system does not map " + format_bytes(bytes_) + " on the host");
+    throw std::system_error(
+        errno, std::generic_category(),
+        "the system does not map " + memory::format_bytes(bytes_) + " on the host");
   }
   data_ = static_cast<std::byte*>(mapped);
   // Either is advice; a kernel that does not know it has small pages.
@@ -87,4 +91,4 @@ void HostMapping::touch_from(const CoreSet& cores) const {
   }
 }
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::device

@@ -16,7 +16,7 @@
 
 #include "device/topology.h"
 
-namespace zeropage::memory {
+namespace zeropage::device {
 
 enum class HugePages : uint8_t {
   kAsk,  // of 2 MiB, where they fit whole: no byte more, and a fault for each of them only
@@ -48,4 +48,4 @@ class HostMapping {
   std::byte* data_ = nullptr;
 };
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::device

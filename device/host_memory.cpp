@@ -10,7 +10,7 @@
 
 #include "zeropage/bytes.h"
 
-namespace zeropage::memory {
+namespace zeropage::device {
 namespace {
 
 // Version 1 says "no limit" as the largest multiple of a page.
@@ -143,16 +143,16 @@ HostMemory read_host_memory(const HostMemoryPaths& paths) {
 }
 
 std::string describe(const HostMemory& memory) {
-  std::string text = "MemAvailable " + format_bytes(memory.available_bytes) + " of " +
-                     format_bytes(memory.total_bytes);
+  std::string text = "MemAvailable " + memory::format_bytes(memory.available_bytes) + " of " +
+                     memory::format_bytes(memory.total_bytes);
   if (!memory.cgroup) return text + ", no cgroup limit";
-  return text + ", cgroup limit " + format_bytes(memory.cgroup->limit_bytes) + " with " +
-         format_bytes(memory.cgroup->used_bytes) + " in use";
+  return text + ", cgroup limit " + memory::format_bytes(memory.cgroup->limit_bytes) + " with " +
+         memory::format_bytes(memory.cgroup->used_bytes) + " in use";
 }
 
 std::string describe_need(int64_t needed_bytes, const HostMemory& memory) {
-  return "needs " + format_bytes(needed_bytes) + " on the host, which has " +
-         format_bytes(memory.usable_bytes()) + ": " + describe(memory);
+  return "needs " + memory::format_bytes(needed_bytes) + " on the host, which has " +
+         memory::format_bytes(memory.usable_bytes()) + ": " + describe(memory);
 }
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::device

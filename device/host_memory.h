@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-namespace zeropage::memory {
+namespace zeropage::device {
 
 // The cgroup that leaves the least, of this process's and those above it.
 struct CgroupMemory {
@@ -53,4 +53,4 @@ int64_t meminfo_bytes(std::string_view text, std::string_view key);
 // A cgroup's limit: none for "max" (version 2), and for a number above what machines have (1).
 std::optional<int64_t> cgroup_limit(std::string_view text);
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::device

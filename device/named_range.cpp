@@ -2,15 +2,15 @@
 
 #include "device/detail/nvtx.h"
 
-namespace zeropage::memory {
+namespace zeropage::device {
 
-NamedRange::NamedRange(const char* name) : for_sink_(Span::What::kRange, name) {
-  nvtx::push(name);
+NamedRange::NamedRange(const char* name) : for_sink_(memory::Span::What::kRange, name) {
+  device::nvtx::push(name);
   if (for_libtorch_.isActive()) for_libtorch_.before(name);
 }
 
 NamedRange::~NamedRange() {
-  nvtx::pop();
+  device::nvtx::pop();
 }
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::device

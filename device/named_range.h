@@ -7,7 +7,7 @@
 
 #include "zeropage/event_sink.h"
 
-namespace zeropage::memory {
+namespace zeropage::device {
 
 class NamedRange {
  public:
@@ -19,7 +19,7 @@ class NamedRange {
 
  private:
   at::RecordFunction for_libtorch_{at::RecordScope::USER_SCOPE};
-  const SpanScope for_sink_;
+  const memory::SpanScope for_sink_;
 };
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::device

@@ -4,10 +4,10 @@
 #include "zeropage/check.h"
 #include "zeropage/device.h"
 
-namespace zeropage::memory::cuda {
+namespace zeropage::device::cuda {
 
 int device_count() {
-  note_driver_question("memory::device_count(cuda)");
+  device::note_driver_question("memory::device_count(cuda)");
   return 0;
 }
 
@@ -31,14 +31,14 @@ void register_host_memory(void* /*data*/, int64_t /*bytes*/) {
 
 void unregister_host_memory(void* /*data*/) noexcept {}
 
-}  // namespace zeropage::memory::cuda
+}  // namespace zeropage::device::cuda
 
-namespace zeropage::memory::nvtx {
+namespace zeropage::device::nvtx {
 
 void push(const char* /*name*/) {}
 void pop() {}
 
-}  // namespace zeropage::memory::nvtx
+}  // namespace zeropage::device::nvtx
 
 namespace zeropage::memory {
 

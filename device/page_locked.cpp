@@ -14,7 +14,7 @@
 
 #include "device/detail/page_locked_block.h"
 
-namespace zeropage::memory {
+namespace zeropage::device {
 namespace {
 
 struct KnownBlock {
@@ -191,4 +191,4 @@ at::Tensor start_copy_to_device(const at::Tensor& from, c10::Device device) {
   return there;
 }
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::device

@@ -23,7 +23,7 @@
 
 #include "device/stream.h"
 
-namespace zeropage::memory {
+namespace zeropage::device {
 
 struct PageLockedOptions {
   c10::Device device;      // that copies to and from it
@@ -52,4 +52,4 @@ ArrivingCopy start_copy_to_host(const at::Tensor& from);
 // at once. For the host and the meta device: from.to(device).
 at::Tensor start_copy_to_device(const at::Tensor& from, c10::Device device);
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::device

@@ -8,7 +8,7 @@
 
 #include "zeropage/bytes.h"
 
-namespace zeropage::memory {
+namespace zeropage::device {
 namespace {
 
 // Pages a call: what is on the stack then stays small.
@@ -19,7 +19,7 @@ constexpr size_t kPagesAtOnce = 512;
 std::vector<int> page_nodes(const void* address, int64_t bytes) {
   std::vector<int> nodes;
   if (bytes <= 0) return nodes;
-  const auto page_bytes = static_cast<uintptr_t>(system_page_bytes());
+  const auto page_bytes = static_cast<uintptr_t>(memory::system_page_bytes());
   const auto begin = reinterpret_cast<uintptr_t>(address) / page_bytes * page_bytes;
   const auto end = reinterpret_cast<uintptr_t>(address) + static_cast<uintptr_t>(bytes);
   nodes.reserve((end - begin + page_bytes - 1) / page_bytes);
@@ -46,7 +46,7 @@ std::vector<int> page_nodes(const void* address, int64_t bytes) {
 BytesByNode bytes_by_node(const void* address, int64_t bytes) {
   BytesByNode placement;
   for (const int node : page_nodes(address, bytes)) {
-    placement[node] += system_page_bytes();
+    placement[node] += memory::system_page_bytes();
   }
   return placement;
 }
@@ -54,7 +54,7 @@ BytesByNode bytes_by_node(const void* address, int64_t bytes) {
 std::string describe(const BytesByNode& placement) {
   std::string text;
   const auto add = [&](int64_t bytes, const std::string& where) {
-    text += (text.empty() ? "" : ", ") + format_bytes(bytes) + where;
+    text += (text.empty() ? "" : ", ") + memory::format_bytes(bytes) + where;
   };
   for (const auto& [node, bytes] : placement) {
     if (node != kNotTouched) add(bytes, " on node " + std::to_string(node));
@@ -65,4 +65,4 @@ std::string describe(const BytesByNode& placement) {
   return text.empty() ? "nothing" : text;
 }
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::device

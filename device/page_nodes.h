@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace zeropage::memory {
+namespace zeropage::device {
 
 inline constexpr int kNotTouched = -1;
 
@@ -26,4 +26,4 @@ BytesByNode bytes_by_node(const void* address, int64_t bytes);
 // "48.0 MiB on node 0, 16.0 MiB on node 1, 4.0 KiB not touched"
 std::string describe(const BytesByNode& placement);
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::device

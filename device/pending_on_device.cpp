@@ -24,7 +24,7 @@ void Pending::wait() const {
   wait_for_host();
   if (!on_device_) return;
   if (on_device_->check) on_device_->check();
-  Stream::current(on_device_->device).wait(on_device_->end);
+  device::Stream::current(on_device_->device).wait(on_device_->end);
 }
 
 void Pending::synchronize() const {

@@ -10,7 +10,7 @@ namespace zeropage::memory {
 
 struct Pending::OnDevice {
   c10::Device device;
-  Event end;  // recorded before the part on the host has ended
+  device::Event end;  // recorded before the part on the host has ended
   // Throws what went wrong on the device, once that is known. May be empty.
   std::function<void()> check;
 };

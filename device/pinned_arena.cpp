@@ -15,7 +15,7 @@
 #include "zeropage/check.h"
 #include "zeropage/device.h"
 
-namespace zeropage::memory {
+namespace zeropage::device {
 namespace {
 
 // A cache line, and what the widest vector instructions like.
@@ -24,7 +24,8 @@ constexpr int64_t kAlignment = 64;
 int64_t bytes_of(const Take& take) {
   ZP_CHECK(take.numel >= 0, "PinnedArena: expected a tensor of 0 elements or more, got ",
            take.numel);
-  return round_up(take.numel * static_cast<int64_t>(c10::elementSize(take.dtype)), kAlignment);
+  return base::round_up(take.numel * static_cast<int64_t>(c10::elementSize(take.dtype)),
+                        kAlignment);
 }
 
 // Before the first page is written: past its memory a process is killed without a word.
@@ -47,16 +48,16 @@ class Mapping {
   Mapping(int64_t bytes, const PinnedArenaOptions& options)
       : device_(options.device), mapping_(bytes, {options.cores, options.huge_pages}) {
     if (!device_.is_cuda()) return;
-    check_device(device_);
+    memory::check_device(device_);
     // A thread whose current device is another would get a context there, of some 500 MB.
     const c10::DeviceGuard guard(device_);
-    cuda::register_host_memory(mapping_.data(), mapping_.bytes());
+    device::cuda::register_host_memory(mapping_.data(), mapping_.bytes());
   }
   ~Mapping() {
     if (!device_.is_cuda()) return;
     try {
       const c10::DeviceGuard guard(device_);
-      cuda::unregister_host_memory(mapping_.data());
+      device::cuda::unregister_host_memory(mapping_.data());
     } catch (const std::exception&) {
       // A process that ends has no device any more.
     }
@@ -103,8 +104,8 @@ PinnedArena::PinnedArena(int64_t bytes, const PinnedArenaOptions& options)
 at::Tensor PinnedArena::take(int64_t numel, at::ScalarType dtype) {
   const int64_t asked_bytes = bytes_of({numel, dtype});
   ZP_CHECK(asked_bytes <= bytes_ - taken_bytes_, "PinnedArena: exhausted: of ",
-           format_bytes(bytes_), " are ", format_bytes(taken_bytes_), " taken, and ",
-           format_bytes(asked_bytes), " asked for (", numel, " of ", dtype,
+           memory::format_bytes(bytes_), " are ", memory::format_bytes(taken_bytes_),
+           " taken, and ", memory::format_bytes(asked_bytes), " asked for (", numel, " of ", dtype,
            "); make it of bytes_for all that will be taken");
   std::byte* const data = memory_->data() + taken_bytes_;
   taken_bytes_ += asked_bytes;
@@ -120,4 +121,4 @@ int64_t PinnedArena::bytes_for(std::span<const Take> takes) {
   return total;
 }
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::device

@@ -25,7 +25,7 @@
 
 #include "device/host_mapping.h"
 
-namespace zeropage::memory {
+namespace zeropage::device {
 
 struct Take {
   int64_t numel = 0;
@@ -60,4 +60,4 @@ class PinnedArena {
   std::shared_ptr<Memory> memory_;
 };
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::device

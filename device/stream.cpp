@@ -5,7 +5,7 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-namespace zeropage::memory {
+namespace zeropage::device {
 namespace {
 
 thread_local int64_t simulated_of_thread = 0;
@@ -54,4 +54,4 @@ StreamScope::~StreamScope() {
   simulated_of_thread = simulated_before_;
 }
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::device

@@ -20,7 +20,7 @@
 #include <c10/core/Stream.h>
 #include <c10/core/StreamGuard.h>
 
-namespace zeropage::memory {
+namespace zeropage::device {
 
 // Whether work on that device is enqueued to streams.
 bool has_streams(c10::DeviceType device);
@@ -91,4 +91,4 @@ class StreamScope {
   const int64_t simulated_before_;
 };
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::device

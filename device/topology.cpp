@@ -11,7 +11,7 @@
 
 #include <hwloc.h>
 
-namespace zeropage::memory {
+namespace zeropage::device {
 namespace {
 
 // A set of hardware threads or of nodes.
@@ -265,4 +265,4 @@ BindingScope::~BindingScope() {
   hwloc_set_cpubind(Machine::here().hwloc_->get(), before_->cpus.get(), HWLOC_CPUBIND_THREAD);
 }
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::device

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-namespace zeropage::memory {
+namespace zeropage::device {
 
 inline constexpr int kUnknownNode = -1;
 
@@ -103,4 +103,4 @@ class BindingScope {
   std::unique_ptr<Before> before_;
 };
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::device

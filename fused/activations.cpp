@@ -23,10 +23,10 @@ constexpr int64_t kLeastElements = 8192;
 template <typename Body>
 void for_each_stretch(int64_t numel, const Body& body) {
   constexpr int64_t kAtOnce = 1024;
-  offload::parallel_for((numel + kAtOnce - 1) / kAtOnce, kLeastElements / kAtOnce,
-                        [&](int64_t begin, int64_t end) {
-                          body(begin * kAtOnce, std::min(numel, end * kAtOnce) - begin * kAtOnce);
-                        });
+  optim::parallel_for((numel + kAtOnce - 1) / kAtOnce, kLeastElements / kAtOnce,
+                      [&](int64_t begin, int64_t end) {
+                        body(begin * kAtOnce, std::min(numel, end * kAtOnce) - begin * kAtOnce);
+                      });
 }
 
 Tensor gate_forward(const Tensor& given_gate, const Tensor& given_value) {
@@ -121,14 +121,14 @@ Tensor gelu_forward(const Tensor& given_input, const Tensor& given_bias, bool ta
       return cuda::bias_gelu(form_of(tanh), elements<T>(input), elements<T>(bias),
                              elements<T>(output), rows, width, *stream);
     }
-    offload::parallel_for(rows, std::max<int64_t>(1, kLeastElements / std::max<int64_t>(1, width)),
-                          [&](int64_t begin, int64_t end) {
-                            for (int64_t row = begin; row < end; ++row) {
-                              cpu::loops_of<T>().bias_gelu(
-                                  form_of(tanh), elements<T>(input) + row * width,
-                                  elements<T>(bias), elements<T>(output) + row * width, width);
-                            }
-                          });
+    optim::parallel_for(rows, std::max<int64_t>(1, kLeastElements / std::max<int64_t>(1, width)),
+                        [&](int64_t begin, int64_t end) {
+                          for (int64_t row = begin; row < end; ++row) {
+                            cpu::loops_of<T>().bias_gelu(
+                                form_of(tanh), elements<T>(input) + row * width, elements<T>(bias),
+                                elements<T>(output) + row * width, width);
+                          }
+                        });
   });
   return output;
 }
@@ -157,7 +157,7 @@ TwoTensors gelu_backward(const Tensor& given_gradient, const Tensor& given_input
                                       elements<T>(bias), elements<T>(of_input),
                                       elements<float>(bias_parts), rows, width, parts, *stream);
     }
-    offload::parallel_for(parts, 1, [&](int64_t begin, int64_t end) {
+    optim::parallel_for(parts, 1, [&](int64_t begin, int64_t end) {
       for (int64_t part = begin; part < end; ++part) {
         for (int64_t row = part * part_rows; row < std::min(rows, (part + 1) * part_rows); ++row) {
           cpu::loops_of<T>().bias_gelu_gradient(form_of(tanh), elements<T>(gradient) + row * width,

@@ -215,7 +215,7 @@ Tensor Tiles::by_loops(const Tensor& logits, const Tensor& targets, bool gradien
   const auto is_here = [columns](int64_t own) { return own >= 0 && own < columns; };
   visit_elements(logits, [&]<typename T>() {
     T* const values = elements<T>(logits);
-    offload::parallel_for(rows, 1, [&](int64_t begin, int64_t end) {
+    optim::parallel_for(rows, 1, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
         const T* const of_row = values + row * columns;
         const ExponentSum exponents = cpu::loops_of<T>().sum_exponents(of_row, columns);
@@ -223,7 +223,7 @@ Tensor Tiles::by_loops(const Tensor& logits, const Tensor& targets, bool gradien
         sums[row] = exponents.sum;
         const int64_t own = own_class(row);
         of_target[row] =
-            is_here(own) ? double{offload::to_float(of_row[own])} - exponents.largest : -INFINITY;
+            is_here(own) ? double{optim::to_float(of_row[own])} - exponents.largest : -INFINITY;
       }
     });
   });
@@ -233,7 +233,7 @@ Tensor Tiles::by_loops(const Tensor& logits, const Tensor& targets, bool gradien
     const double* const all_sums = all_largest + rows;
     visit_elements(logits, [&]<typename T>() {
       T* const values = elements<T>(logits);
-      offload::parallel_for(rows, 1, [&](int64_t begin, int64_t end) {
+      optim::parallel_for(rows, 1, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
           T* const of_row = values + row * columns;
           const double factor = std::exp(largest[row] - all_largest[row]) / all_sums[row];

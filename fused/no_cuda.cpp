@@ -61,7 +61,7 @@ void to_gradients(const LogitTile<T>& /*tile*/, const float* /*own*/, const floa
 }
 
 ZEROPAGE_INSTANTIATE_ROWS(float)
-ZEROPAGE_INSTANTIATE_ROWS(offload::BFloat16Bits)
-ZEROPAGE_INSTANTIATE_ROWS(offload::HalfBits)
+ZEROPAGE_INSTANTIATE_ROWS(optim::BFloat16Bits)
+ZEROPAGE_INSTANTIATE_ROWS(optim::HalfBits)
 
 }  // namespace zeropage::fused::cuda

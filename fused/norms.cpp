@@ -66,7 +66,7 @@ NormResults normalise_in_one_pass(std::optional<void*> stream, const Tensor& inp
                            .means = elements<float>(results.means),
                            .inverses = elements<float>(results.inverses)};
     if (stream) return cuda::normalise(norm, rows, *stream);
-    offload::parallel_for(rows, kLeastRowsOfPart, [&](int64_t begin, int64_t end) {
+    optim::parallel_for(rows, kLeastRowsOfPart, [&](int64_t begin, int64_t end) {
       cpu::loops_of<T>().normalise(norm, begin, end);
     });
   });
@@ -132,7 +132,7 @@ NormGradients norm_gradients_in_one_pass(std::optional<void*> stream, const Tens
       return cuda::norm_gradient(norm, rows, parts, elements<float>(weight_parts),
                                  elements<float>(bias_parts), *stream);
     }
-    offload::parallel_for(parts, 1, [&](int64_t begin, int64_t end) {
+    optim::parallel_for(parts, 1, [&](int64_t begin, int64_t end) {
       for (int64_t part = begin; part < end; ++part) {
         float* const bias = of_bias ? elements<float>(bias_parts) + part * width : nullptr;
         cpu::loops_of<T>().norm_gradient(norm, part * part_rows,

@@ -10,7 +10,7 @@ std::optional<void*> kernel_stream(const at::Tensor& tensor) {
   const at::ScalarType dtype = tensor.scalar_type();
   const bool is_known = dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
   if (!tensor.is_cuda() || !is_known || !cuda::are_built()) return std::nullopt;
-  return offload::cuda::current_stream(tensor.device());
+  return optim::cuda::current_stream(tensor.device());
 }
 
 void refuse_second_derivative(const char* who) {

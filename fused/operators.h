@@ -41,9 +41,9 @@ void visit_elements(const at::Tensor& tensor, const Visit& visit) {
     case at::kFloat:
       return visit.template operator()<float>();
     case at::kBFloat16:
-      return visit.template operator()<offload::BFloat16Bits>();
+      return visit.template operator()<optim::BFloat16Bits>();
     default:
-      return visit.template operator()<offload::HalfBits>();
+      return visit.template operator()<optim::HalfBits>();
   }
 }
 

@@ -49,7 +49,7 @@ Tensor rotate_in_one_pass(std::optional<void*> stream, const Tensor& given, cons
     };
     const int64_t rows = heads.size(0) * heads.size(1) * heads.size(2);
     if (stream) return cuda::rotate(rotary, rows, *stream);
-    offload::parallel_for(
+    optim::parallel_for(
         rows, std::max<int64_t>(1, kLeastElements / std::max<int64_t>(1, rotary.width)),
         [&](int64_t begin, int64_t end) { cpu::loops_of<T>().rotate(rotary, begin, end); });
   });

@@ -12,7 +12,7 @@ ZEROPAGE_ELEMENT void set(float& to, float value) {
 }
 template <typename Low>
 ZEROPAGE_ELEMENT void set(Low& to, float value) {
-  offload::assign(to, value);
+  optim::assign(to, value);
 }
 
 // What e^x of a row adds up to.

@@ -14,8 +14,8 @@ namespace {
 // The bytes of `flat` from element `offset` on; keeps `flat` alive.
 c10::DataPtr data_within(const at::Tensor& flat, int64_t offset, int64_t bytes) {
   TORCH_INTERNAL_ASSERT(flat.dim() == 1 && flat.is_contiguous());
-  const int64_t first = offset * narrow<int64_t>(flat.element_size());
-  TORCH_INTERNAL_ASSERT(first >= 0 && first + bytes <= narrow<int64_t>(flat.nbytes()));
+  const int64_t first = offset * base::narrow<int64_t>(flat.element_size());
+  TORCH_INTERNAL_ASSERT(first >= 0 && first + bytes <= base::narrow<int64_t>(flat.nbytes()));
   auto* data = static_cast<char*>(flat.data_ptr());
   return {data == nullptr ? nullptr : data + first, new at::Tensor(flat),
           [](void* kept) { delete static_cast<at::Tensor*>(kept); }, flat.device()};
@@ -24,15 +24,15 @@ c10::DataPtr data_within(const at::Tensor& flat, int64_t offset, int64_t bytes) 
 }  // namespace
 
 int64_t storage_numel(const at::Tensor& tensor) {
-  return div_exact(narrow<int64_t>(tensor.storage().nbytes()),
-                   narrow<int64_t>(tensor.element_size()));
+  return base::div_exact(base::narrow<int64_t>(tensor.storage().nbytes()),
+                         base::narrow<int64_t>(tensor.element_size()));
 }
 
 void move_storage_into(const at::Tensor& tensor, const at::Tensor& flat, int64_t offset) {
   TORCH_INTERNAL_ASSERT(flat.scalar_type() == tensor.scalar_type() &&
                         flat.device() == tensor.device());
   c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
-  const auto bytes = narrow<int64_t>(storage->nbytes());
+  const auto bytes = base::narrow<int64_t>(storage->nbytes());
   c10::DataPtr target = data_within(flat, offset, bytes);
   // One on the meta device has nowhere to copy to.
   if (bytes > 0 && target.get() != nullptr) {
@@ -48,11 +48,11 @@ void drop_memory(c10::StorageImpl& storage) {
 
 void give_memory(c10::StorageImpl& storage, const at::Tensor& flat) {
   TORCH_INTERNAL_ASSERT(flat.device() == storage.device());
-  storage.set_data_ptr_noswap(data_within(flat, 0, narrow<int64_t>(storage.nbytes())));
+  storage.set_data_ptr_noswap(data_within(flat, 0, base::narrow<int64_t>(storage.nbytes())));
 }
 
 c10::Storage storage_within(const at::Tensor& flat, int64_t offset, int64_t numel) {
-  const int64_t bytes = numel * narrow<int64_t>(flat.element_size());
+  const int64_t bytes = numel * base::narrow<int64_t>(flat.element_size());
   return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
                                                data_within(flat, offset, bytes),
                                                /*allocator=*/nullptr, /*resizable=*/false);
@@ -78,8 +78,8 @@ at::Tensor flat_over(const c10::Storage& storage, at::ScalarType dtype) {
   at::Tensor flat = at::empty({0}, at::TensorOptions(storage.device()).dtype(dtype));
   c10::TensorImpl* impl = flat.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(storage);
-  impl->set_sizes_contiguous(
-      {div_exact(narrow<int64_t>(storage.nbytes()), narrow<int64_t>(c10::elementSize(dtype)))});
+  impl->set_sizes_contiguous({base::div_exact(base::narrow<int64_t>(storage.nbytes()),
+                                              base::narrow<int64_t>(c10::elementSize(dtype)))});
   return flat;
 }
 

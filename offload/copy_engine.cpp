@@ -165,8 +165,8 @@ class DeviceCopies final : public CopyEngine {
  public:
   explicit DeviceCopies(c10::Device device)
       : device_(device),
-        to_host_(memory::Stream::another(device)),
-        to_device_(memory::Stream::another(device)) {}
+        to_host_(device::Stream::another(device)),
+        to_device_(device::Stream::another(device)) {}
 
   void wait_for_device() const override {
     to_host_.record().synchronize();
@@ -176,18 +176,18 @@ class DeviceCopies final : public CopyEngine {
  private:
   Pending enqueue(Direction direction, const at::Tensor& to, const at::Tensor& from,
                   const Pending& after) override {
-    const memory::Stream& stream = direction == Direction::kToHost ? to_host_ : to_device_;
-    stream.wait_for(memory::Stream::current(device_));
-    const memory::StreamScope on_stream(stream);
+    const device::Stream& stream = direction == Direction::kToHost ? to_host_ : to_device_;
+    stream.wait_for(device::Stream::current(device_));
+    const device::StreamScope on_stream(stream);
     after.wait();
-    memory::start_copy(to, from);
+    device::start_copy(to, from);
     Observer::of_this_thread().tell(direction, from.nbytes(), Observer::Clock::now());
     return {Pending::OnDevice{device_, stream.record(), {}}, {to, from}};
   }
 
   const c10::Device device_;
-  const memory::Stream to_host_;
-  const memory::Stream to_device_;
+  const device::Stream to_host_;
+  const device::Stream to_device_;
 };
 
 }  // namespace
@@ -196,7 +196,7 @@ std::unique_ptr<CopyEngine> CopyEngine::make(c10::Device device, const CopyEngin
   ZP_CHECK(options.bytes_per_second >= 0, "the copy engine's bytes_per_second: expected 0 (no ",
            "limit) or more, got ", options.bytes_per_second);
   if (device.is_meta()) return std::make_unique<NoCopies>();
-  if (!memory::has_streams(device.type())) {
+  if (!device::has_streams(device.type())) {
     return std::make_unique<HostCopies>(options.bytes_per_second);
   }
   ZP_CHECK(options.bytes_per_second == 0, "the copy engine's bytes_per_second: ", device,

@@ -82,7 +82,7 @@ int64_t NvmeHeap::take_place(int64_t bytes) {
 NvmeHeap::Put NvmeHeap::start_put(const at::Tensor& buffer, int64_t bytes) {
   ZP_CHECK(bytes > 0, "NvmeHeap::start_put into ", path(), ": expected 1 byte or more, got ",
            bytes);
-  const int64_t padded = memory::round_up(bytes, kNvmeAlignment);
+  const int64_t padded = base::round_up(bytes, kNvmeAlignment);
   auto record = std::make_unique<StoredRecord>();
   record->bytes = bytes;
   {

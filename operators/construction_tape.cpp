@@ -11,13 +11,13 @@
 #include "operators/generator_state.h"
 #include "zeropage/check.h"
 
-namespace zeropage::memory {
+namespace zeropage::operators {
 namespace {
 
-using detail::RandomStates;
-using detail::RecordedStorage;
-using detail::ReplayStep;
-using detail::Tape;
+using operators::detail::RandomStates;
+using operators::detail::RecordedStorage;
+using operators::detail::ReplayStep;
+using operators::detail::Tape;
 
 // The storages of the targets, each with the dtype of the first target on it.
 std::vector<std::pair<size_t, at::ScalarType>> storages_of(const Tape& tape,
@@ -29,7 +29,7 @@ std::vector<std::pair<size_t, at::ScalarType>> storages_of(const Tape& tape,
     const auto storage = tape.find(target);
     ZP_CHECK(storage.has_value(), "replaying a construction: target ", index,
              ": expected a tensor that the recorded constructor made, got ",
-             target.defined() ? detail::describe(target) : "an undefined tensor",
+             target.defined() ? operators::detail::describe(target) : "an undefined tensor",
              "; leave out what has values already, and record what has none");
     if (!seen[*storage]) storages.emplace_back(*storage, target.scalar_type());
     seen[*storage] = true;
@@ -70,14 +70,15 @@ void refuse_changed_captures(const Tape& tape, const std::vector<size_t>& target
 
 at::Tensor whole(const c10::Storage& storage, at::ScalarType dtype) {
   at::Tensor values = at::empty({0}, dtype);
-  const auto bytes = narrow<int64_t>(storage.nbytes());
-  values.set_(storage, 0, {div_exact(bytes, narrow<int64_t>(values.element_size()))}, {1});
+  const auto bytes = base::narrow<int64_t>(storage.nbytes());
+  values.set_(storage, 0, {base::div_exact(bytes, base::narrow<int64_t>(values.element_size()))},
+              {1});
   return values;
 }
 
 // The generators that nobody used since the recording: a replay carries them on.
 std::vector<RandomStates::Tracked> untouched(const RandomStates& random) {
-  const std::lock_guard lock(detail::RandomRecorder::mutex());
+  const std::lock_guard lock(operators::detail::RandomRecorder::mutex());
   std::vector<RandomStates::Tracked> generators;
   for (const RandomStates::Tracked& tracked : random.generators) {
     if (same_state(copy_of(tracked.generator), random.left_at(tracked))) {
@@ -88,8 +89,8 @@ std::vector<RandomStates::Tracked> untouched(const RandomStates& random) {
 }
 
 void carry_on(const RandomStates& random, const std::vector<RandomStates::Tracked>& generators,
-              const detail::TapePlayer& player) {
-  const std::lock_guard lock(detail::RandomRecorder::mutex());
+              const operators::detail::TapePlayer& player) {
+  const std::lock_guard lock(operators::detail::RandomRecorder::mutex());
   for (const RandomStates::Tracked& tracked : generators) {
     if (!same_state(copy_of(tracked.generator), random.left_at(tracked))) continue;
     assign_state(tracked.generator, player.state(tracked.last));
@@ -100,16 +101,16 @@ void carry_on(const RandomStates& random, const std::vector<RandomStates::Tracke
 
 ConstructionTape::ConstructionTape(const std::function<void()>& construct)
     : tape_(std::make_unique<Tape>()) {
-  ZP_CHECK(!detail::OperatorRecorder::records(),
+  ZP_CHECK(!operators::detail::OperatorRecorder::records(),
            "deferred construction: expected a thread that records nothing, but this one records a "
            "construction already; construct the inner module as part of the outer one");
-  const std::lock_guard lock(detail::RandomRecorder::mutex());
-  detail::OperatorRecorder recorder(*tape_);
+  const std::lock_guard lock(operators::detail::RandomRecorder::mutex());
+  operators::detail::OperatorRecorder recorder(*tape_);
   try {
     const InterceptorScope recording(&recorder);
     construct();
   } catch (const c10::Error& error) {
-    const std::string reason = message_of(error);
+    const std::string reason = memory::message_of(error);
     ZP_CHECK(reason.find("data is not allocated yet") == std::string::npos,
              "deferred construction: the constructor reads or writes the memory of a tensor, which "
              "has none before the construction is replayed; construct the module plainly, or fill "
@@ -124,7 +125,7 @@ ConstructionTape::ConstructionTape(ConstructionTape&& other) noexcept = default;
 ConstructionTape& ConstructionTape::operator=(ConstructionTape&& other) noexcept = default;
 
 bool ConstructionTape::is_recording() {
-  return detail::OperatorRecorder::records();
+  return operators::detail::OperatorRecorder::records();
 }
 
 bool ConstructionTape::holds(const at::Tensor& tensor) const {
@@ -132,7 +133,7 @@ bool ConstructionTape::holds(const at::Tensor& tensor) const {
 }
 
 void ConstructionTape::replay(const std::vector<at::Tensor>& targets, const Sink& sink) const {
-  ZP_CHECK(!detail::OperatorRecorder::records(),
+  ZP_CHECK(!operators::detail::OperatorRecorder::records(),
            "replaying a construction: expected a thread that records nothing; replay after the "
            "outer construction");
   const at::NoGradGuard no_grad;
@@ -146,10 +147,10 @@ void ConstructionTape::replay(const std::vector<at::Tensor>& targets, const Sink
   refuse_kept_storages(tape, storages);
   const auto generators = untouched(tape.random);
   for (const RandomStates::Tracked& tracked : generators) states.push_back(tracked.last);
-  const std::vector<ReplayStep> steps = detail::plan_replay(tape, storages, states);
+  const std::vector<ReplayStep> steps = operators::detail::plan_replay(tape, storages, states);
   refuse_changed_captures(tape, storages, steps);
 
-  detail::TapePlayer player(tape);
+  operators::detail::TapePlayer player(tape);
   const auto hand_over = [&](size_t storage) {
     sink(*tape.storages[storage].meta.unsafeGetStorageImpl(),
          whole(player.take(storage), dtypes[storage]));
@@ -164,4 +165,4 @@ void ConstructionTape::replay(const std::vector<at::Tensor>& targets, const Sink
   carry_on(tape.random, generators, player);
 }
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::operators

@@ -35,7 +35,7 @@
 
 #include <ATen/core/TensorBody.h>
 
-namespace zeropage::memory {
+namespace zeropage::operators {
 
 namespace detail {
 struct Tape;
@@ -65,7 +65,7 @@ class ConstructionTape {
   void replay(const std::vector<at::Tensor>& targets, const Sink& sink) const;
 
  private:
-  std::unique_ptr<detail::Tape> tape_;
+  std::unique_ptr<operators::detail::Tape> tape_;
 };
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::operators

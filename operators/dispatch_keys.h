@@ -8,7 +8,7 @@
 
 #include <c10/core/DispatchKey.h>
 
-namespace zeropage::memory {
+namespace zeropage::operators {
 
 // On a tensor whose storage is paged: every operator that takes it goes through paging/trap.
 inline constexpr auto kTrapKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
@@ -16,4 +16,4 @@ inline constexpr auto kTrapKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 // On a thread with an InterceptorScope: every operator goes through operators/operator_interceptor.
 inline constexpr auto kInterceptorKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::operators

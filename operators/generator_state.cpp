@@ -8,7 +8,7 @@
 
 #include "zeropage/check.h"
 
-namespace zeropage::memory {
+namespace zeropage::operators {
 
 at::Generator copy_of(const at::Generator& generator) {
   at::Generator source = generator;
@@ -49,4 +49,4 @@ bool same_state(const at::Generator& left, const at::Generator& right) {
          std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
 }
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::operators

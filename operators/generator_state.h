@@ -6,7 +6,7 @@
 
 #include <ATen/core/Generator.h>
 
-namespace zeropage::memory {
+namespace zeropage::operators {
 
 // The state of now, in a generator of its own.
 at::Generator copy_of(const at::Generator& generator);
@@ -17,4 +17,4 @@ void assign_state(const at::Generator& to, const at::Generator& from);
 // Whether both would draw the same numbers. Both as `from`.
 bool same_state(const at::Generator& left, const at::Generator& right);
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::operators

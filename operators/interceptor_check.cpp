@@ -8,7 +8,7 @@
 #include "operators/operator_interceptor.h"
 #include "operators/operator_schema.h"
 
-namespace zeropage::memory {
+namespace zeropage::operators {
 namespace {
 
 using Run = void (*)(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack&);
@@ -37,8 +37,8 @@ void probe_interceptor() {
     const InterceptorScope none(nullptr);
     y = at::mul(x, x);
   }
-  expect_of_libtorch("operators that a scope without an interceptor shows", std::string(),
-                     whole.seen);
+  memory::expect_of_libtorch("operators that a scope without an interceptor shows", std::string(),
+                             whole.seen);
   {
     const InterceptorScope scope(&whole);
     y = at::matmul(x, x.t());
@@ -46,32 +46,33 @@ void probe_interceptor() {
     y = at::matmul(y, y);
   }
   y = y.sum();
-  expect_of_libtorch("operators that an interceptor sees",
-                     std::string(" view:aten::t aten::matmul"), whole.seen);
+  memory::expect_of_libtorch("operators that an interceptor sees",
+                             std::string(" view:aten::t aten::matmul"), whole.seen);
   const std::string begin = " aten::matmul aten::mm";
-  expect_of_libtorch("the first two operators that it sees where it runs them from outside", begin,
-                     parts.seen.substr(0, begin.size()));
-  expect_of_libtorch("what intercepted operators computed", 1152.0F, y.item<float>());
-  expect_of_libtorch("intercepted operators are differentiable", y.requires_grad());
+  memory::expect_of_libtorch("the first two operators that it sees where it runs them from outside",
+                             begin, parts.seen.substr(0, begin.size()));
+  memory::expect_of_libtorch("what intercepted operators computed", 1152.0F, y.item<float>());
+  memory::expect_of_libtorch("intercepted operators are differentiable", y.requires_grad());
   y.backward();
-  expect_of_libtorch("the gradient of intercepted operators", 2304.0F,
-                     x.grad().sum().item<float>());
+  memory::expect_of_libtorch("the gradient of intercepted operators", 2304.0F,
+                             x.grad().sum().item<float>());
 
   const at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(uint64_t{7});
   const at::Generator before = copy_of(generator);
   const at::Tensor drawn = at::randn({20}, generator, at::TensorOptions(at::kFloat));
   assign_state(generator, before);
-  expect_of_libtorch("a generator draws the same from the same state",
-                     at::equal(drawn, at::randn({20}, generator, at::TensorOptions(at::kFloat))));
+  memory::expect_of_libtorch(
+      "a generator draws the same from the same state",
+      at::equal(drawn, at::randn({20}, generator, at::TensorOptions(at::kFloat))));
 }
 
 }  // namespace
 
 void check_interceptor() {
-  static SelfCheck check("deferred modules and recomputed activations",
-                         "modules constructed plainly and all activations kept",
-                         &probe_interceptor);
+  static memory::SelfCheck check("deferred modules and recomputed activations",
+                                 "modules constructed plainly and all activations kept",
+                                 &probe_interceptor);
   check.require();
 }
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::operators

@@ -19,7 +19,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/library.h>
 
-namespace zeropage::memory {
+namespace zeropage::operators {
 namespace {
 
 using at::IntArrayRef;
@@ -414,4 +414,4 @@ void provide_meta_operators() {
   static const torch::Library library_of_autograd = make_library_of_autograd();
 }
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::operators

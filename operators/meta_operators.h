@@ -7,9 +7,9 @@
 // run this operator with Meta tensors".
 #pragma once
 
-namespace zeropage::memory {
+namespace zeropage::operators {
 
 // Adds them to the dispatcher, once a process. Threads: any.
 void provide_meta_operators();
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::operators

@@ -7,7 +7,7 @@
 
 #include "operators/dispatch_keys.h"
 
-namespace zeropage::memory {
+namespace zeropage::operators {
 namespace {
 
 thread_local OperatorInterceptor* current_interceptor = nullptr;
@@ -82,4 +82,4 @@ void run_operator_from_outside(const c10::OperatorHandle& handle, c10::DispatchK
   handle.redispatchBoxed(below_us(keys), &stack);
 }
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::operators

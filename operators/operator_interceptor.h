@@ -12,7 +12,7 @@
 #include <ATen/core/stack.h>
 #include <c10/core/DispatchKeySet.h>
 
-namespace zeropage::memory {
+namespace zeropage::operators {
 
 class OperatorInterceptor {
  public:
@@ -55,4 +55,4 @@ void run_operator(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
 void run_operator_from_outside(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
                                torch::jit::Stack& stack);
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::operators

@@ -9,7 +9,7 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/function.h>
 
-namespace zeropage::memory {
+namespace zeropage::operators {
 namespace {
 
 // Names live as long as the process, since labels of blocks outlive their models.
@@ -65,23 +65,24 @@ bool is_of_engine(const at::RecordFunction& function) {
 
 std::unique_ptr<at::ObserverContext> begin_operator(const at::RecordFunction& function) {
   if (is_of_engine(function) || depth++ > 0) return nullptr;
-  OperatorLabel& label = operator_label();
+  memory::OperatorLabel& label = memory::operator_label();
   label.name = lasting(function.name());
   const bool in_backward = torch::autograd::get_current_node() != nullptr;
   // Nobody tells of the end of a backward.
-  if (!in_backward && label.phase == StepPhase::kBackward) label.phase = StepPhase::kOther;
-  if (in_backward) label.phase = StepPhase::kBackward;
+  if (!in_backward && label.phase == memory::StepPhase::kBackward)
+    label.phase = memory::StepPhase::kOther;
+  if (in_backward) label.phase = memory::StepPhase::kBackward;
   const char* const module = module_that_owns(function);
   label.is_of_module = module != nullptr;
   if (module != nullptr) label.module = module;
   // What a script does between two steps comes after no module.
-  if (module == nullptr && label.phase == StepPhase::kOther) label.module = "";
+  if (module == nullptr && label.phase == memory::StepPhase::kOther) label.module = "";
   return nullptr;
 }
 
 void end_operator(const at::RecordFunction& function, at::ObserverContext* /*context*/) {
   if (is_of_engine(function) || depth == 0 || --depth > 0) return;
-  operator_label().name = "";
+  memory::operator_label().name = "";
 }
 
 }  // namespace
@@ -113,10 +114,10 @@ OperatorLabels::~OperatorLabels() {
   at::removeCallback(telling.handle);
   telling = {};
   depth = 0;
-  operator_label() = {};
+  memory::operator_label() = {};
 }
 
-void OperatorLabels::begin(StepPhase phase) {
+void OperatorLabels::begin(memory::StepPhase phase) {
   if (telling.for_whom == nullptr) {
     telling.handle =
         at::addThreadLocalCallback(at::RecordFunctionCallback(begin_operator, end_operator)
@@ -124,9 +125,9 @@ void OperatorLabels::begin(StepPhase phase) {
                                        .scopes({at::RecordScope::FUNCTION}));
     telling.for_whom = this;
   }
-  OperatorLabel& label = operator_label();
+  memory::OperatorLabel& label = memory::operator_label();
   label.phase = phase;
-  if (phase == StepPhase::kForward) label.module = "";
+  if (phase == memory::StepPhase::kForward) label.module = "";
 }
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::operators

@@ -17,7 +17,7 @@
 
 #include "memory/operator_label.h"
 
-namespace zeropage::memory {
+namespace zeropage::operators {
 
 class OperatorLabels {
  public:
@@ -32,7 +32,7 @@ class OperatorLabels {
   OperatorLabels& operator=(const OperatorLabels&) = delete;
 
   // The calling thread is in that phase of a step from here on, and its operators are told.
-  void begin(StepPhase phase);
+  void begin(memory::StepPhase phase);
 
  private:
   struct Shared;
@@ -40,4 +40,4 @@ class OperatorLabels {
   const std::shared_ptr<Shared> shared_;
 };
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::operators

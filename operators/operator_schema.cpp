@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace zeropage::memory {
+namespace zeropage::operators {
 
 std::vector<at::Tensor> tensors_in(const c10::IValue& value) {
   if (value.isTensor()) return {value.toTensor()};
@@ -46,4 +46,4 @@ bool only_views(const c10::OperatorHandle& op) {
   return alias != nullptr && !alias->isWrite();
 }
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::operators

@@ -11,7 +11,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 
-namespace zeropage::memory {
+namespace zeropage::operators {
 
 // The tensors of a value that is a tensor or a list of them; undefined ones too.
 std::vector<at::Tensor> tensors_in(const c10::IValue& value);
@@ -29,4 +29,4 @@ bool draws(const c10::OperatorHandle& op);
 // place.
 bool only_views(const c10::OperatorHandle& op);
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::operators

@@ -15,7 +15,7 @@
 #include <ATen/core/TensorBody.h>
 #include <ATen/core/ivalue.h>
 
-namespace zeropage::memory {
+namespace zeropage::operators {
 
 template <typename Tensor>
 class RecordedArgument {
@@ -83,4 +83,4 @@ class RecordedArgument {
   std::vector<Tensor> tensors_;
 };
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::operators

@@ -13,7 +13,7 @@
 #include "operators/operator_schema.h"
 #include "zeropage/check.h"
 
-namespace zeropage::memory {
+namespace zeropage::operators {
 namespace {
 
 thread_local DrawSeeds* current_seeds = nullptr;
@@ -114,7 +114,7 @@ DrawSeedsScope::~DrawSeedsScope() {
 }
 
 bool draws_have_seeds() {
-  return current_seeds != nullptr || ranks_are_threads();
+  return current_seeds != nullptr || base::ranks_are_threads();
 }
 
 uint64_t next_seed(const c10::OperatorHandle& handle) {
@@ -164,4 +164,4 @@ void run_with_current_seeds(const c10::OperatorHandle& handle, c10::DispatchKeyS
   }
 }
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::operators

@@ -19,7 +19,7 @@
 #include <ATen/core/stack.h>
 #include <c10/core/DispatchKeySet.h>
 
-namespace zeropage::memory {
+namespace zeropage::operators {
 
 // Gives seeds to the operators of a forward that draw from the host's default generator, in their order.
 class DrawSeeds {
@@ -102,4 +102,4 @@ void call_seeded(const c10::OperatorHandle& handle, torch::jit::Stack& stack, ui
 void run_with_current_seeds(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
                             torch::jit::Stack& stack);
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::operators

@@ -7,7 +7,7 @@
 #include "operators/dispatch_keys.h"
 #include "zeropage/check.h"
 
-namespace zeropage::memory {
+namespace zeropage::operators {
 
 void add_trap_key(const at::Tensor& tensor) {
   if (tensor.key_set().has(kTrapKey)) return;
@@ -46,4 +46,4 @@ bool may_be_paged(const at::Tensor& tensor) {
   return mark == nullptr || mark->on() == TensorMark::On::kParameter;
 }
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::operators

@@ -23,7 +23,7 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
-namespace zeropage::memory {
+namespace zeropage::operators {
 
 class TensorMark : public c10::BackendMeta {
  public:
@@ -80,4 +80,4 @@ void add_trap_key(const at::Tensor& tensor);
 // mark on a buffer.
 bool may_be_paged(const at::Tensor& tensor);
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::operators

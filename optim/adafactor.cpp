@@ -43,20 +43,18 @@ const AdafactorOptions& adafactor(const torch::optim::OptimizerOptions& options)
   return static_cast<const AdafactorOptions&>(options);
 }
 
-double root_mean_square(const offload::ExactSum& squares, at::IntArrayRef sizes) {
+double root_mean_square(const optim::ExactSum& squares, at::IntArrayRef sizes) {
   return std::sqrt(squares.value() / static_cast<double>(c10::multiply_integers(sizes)));
 }
 
-class AdafactorForm final : public offload::TensorForm {
+class AdafactorForm final : public optim::TensorForm {
  public:
   double states(const Options& /*options*/, at::IntArrayRef sizes) const override {
     const int64_t numel = c10::multiply_integers(sizes);
-    if (!offload::is_factored(sizes) || numel == 0) return 1;
-    return static_cast<double>(offload::factored_shape(sizes).sums()) / static_cast<double>(numel);
+    if (!optim::is_factored(sizes) || numel == 0) return 1;
+    return static_cast<double>(optim::factored_shape(sizes).sums()) / static_cast<double>(numel);
   }
-  bool has_whole_states(at::IntArrayRef sizes) const override {
-    return offload::is_factored(sizes);
-  }
+  bool has_whole_states(at::IntArrayRef sizes) const override { return optim::is_factored(sizes); }
   // They are too small for a tier.
   bool can_leave() const override { return false; }
   UpdateReads reads(const Options& /*options*/) const override { return UpdateReads::kSums; }
@@ -79,24 +77,25 @@ at::Tensor made_of(at::Tensor& tensor, std::vector<int64_t> sizes, const at::Ten
 void direct_whole(const AdafactorOptions& options, const at::Tensor& parameter,
                   const at::Tensor& gradient, AdafactorParamState& state,
                   const at::Tensor& directions) {
-  using namespace offload;
-  if (!is_factored(parameter.sizes())) {
+  using namespace optim;
+  if (!optim::is_factored(parameter.sizes())) {
     const at::Tensor moments = made_of(state.variance(), parameter.sizes().vec(), parameter);
-    direct_by_moments(options, state.step(), gradient, 1, moments, directions);
+    optim::direct_by_moments(options, state.step(), gradient, 1, moments, directions);
     return;
   }
   std::vector<int64_t> of_rows = parameter.sizes().vec();
   std::vector<int64_t> of_columns = of_rows;
   of_rows.back() = 1;
   of_columns[of_columns.size() - 2] = 1;
-  const FactoredPart part{.gradient = gradient, .shape = factored_shape(parameter.sizes())};
-  const FactoredMoments moments{.shape = part.shape,
-                                .rows = made_of(state.row_var(), of_rows, parameter),
-                                .columns = made_of(state.col_var(), of_columns, parameter)};
+  const optim::FactoredPart part{.gradient = gradient,
+                                 .shape = optim::factored_shape(parameter.sizes())};
+  const optim::FactoredMoments moments{.shape = part.shape,
+                                       .rows = made_of(state.row_var(), of_rows, parameter),
+                                       .columns = made_of(state.col_var(), of_columns, parameter)};
   const at::Tensor magnitudes = at::zeros({part.shape.sums()}, gradient.options());
-  raise_to_magnitudes(part, magnitudes);
+  optim::raise_to_magnitudes(part, magnitudes);
   const at::Tensor sums = at::zeros_like(magnitudes, at::kDouble);
-  add_squares(part, windows_of(part.shape, magnitudes), sums);
+  optim::add_squares(part, optim::windows_of(part.shape, magnitudes), sums);
   moments.take(sums, moment_rate(options, state.step()));
   moments.divide_by_roots(part, std::get<0>(options.eps()), directions);
 }
@@ -104,24 +103,24 @@ void direct_whole(const AdafactorOptions& options, const at::Tensor& parameter,
 void step_whole(const AdafactorOptions& options, const at::Tensor& parameter,
                 AdafactorParamState& state) {
   const AdafactorForm form;
-  offload::check_steppable("Adafactor", parameter, parameter.grad());
+  optim::check_steppable("Adafactor", parameter, parameter.grad());
   ++state.step();
   if (parameter.numel() == 0) return;
   const at::Tensor values = parameter.view(-1);
   const at::Tensor directions = at::empty_like(values);
-  const offload::TensorForm::Sums of_values{.values = offload::sum_of_squares(values.cpu()),
-                                            .directions = {}};
+  const optim::TensorForm::Sums of_values{.values = optim::sum_of_squares(values.cpu()),
+                                          .directions = {}};
   direct_whole(options, parameter, parameter.grad().contiguous().view(-1), state, directions);
-  offload::TensorForm::Sums sums = of_values;
-  sums.directions = offload::sum_of_squares(directions.cpu());
-  const offload::Stretch along{.values = values, .gradient = directions};
-  offload::detail::fused_step(offload::descent_of(options, state.step()), state.step(), {&along, 1},
-                              {.scale = form.factor(options, parameter.sizes(), sums)});
+  optim::TensorForm::Sums sums = of_values;
+  sums.directions = optim::sum_of_squares(directions.cpu());
+  const optim::Stretch along{.values = values, .gradient = directions};
+  optim::detail::fused_step(optim::descent_of(options, state.step()), state.step(), {&along, 1},
+                            {.scale = form.factor(options, parameter.sizes(), sums)});
 }
 
 }  // namespace
 
-namespace offload {
+namespace optim {
 
 std::shared_ptr<const TensorForm> adafactor_form() {
   return std::make_shared<const AdafactorForm>();
@@ -131,10 +130,10 @@ double moment_rate(const AdafactorOptions& options, int64_t step) {
   return std::pow(static_cast<double>(step), options.beta2_decay());
 }
 
-UpdateRule descent_of(const AdafactorOptions& options, int64_t step) {
+optim::UpdateRule descent_of(const AdafactorOptions& options, int64_t step) {
   const double step_size = std::min(options.lr(), 1 / std::sqrt(static_cast<double>(step)));
-  return DescentRule{.decay = static_cast<float>(1 - options.lr() * options.weight_decay()),
-                     .step_size = static_cast<float>(step_size)};
+  return optim::DescentRule{.decay = static_cast<float>(1 - options.lr() * options.weight_decay()),
+                            .step_size = static_cast<float>(step_size)};
 }
 
 // Each operator rounds once, on any device.
@@ -145,10 +144,10 @@ void direct_by_moments(const AdafactorOptions& options, int64_t step, const at::
   const at::Tensor scaled = gradient.to(at::kFloat).mul(scale);
   moments.mul_(1 - rate).add_(scaled.square().mul_(rate));
   const double root = std::get<0>(options.eps());
-  at::Tensor(directions).copy_(scaled.div_(square_roots(moments.clamp_min(root * root))));
+  at::Tensor(directions).copy_(scaled.div_(optim::square_roots(moments.clamp_min(root * root))));
 }
 
-}  // namespace offload
+}  // namespace optim
 
 AdafactorOptions::AdafactorOptions(double lr) : lr_(lr) {}
 
@@ -202,8 +201,8 @@ Adafactor::Adafactor(const std::vector<torch::optim::OptimizerParamGroup>& group
 }
 
 torch::Tensor Adafactor::step(LossClosure closure) {
-  return offload::step_groups<AdafactorOptions, AdafactorParamState>(closure, param_groups_, state_,
-                                                                     step_whole);
+  return optim::step_groups<AdafactorOptions, AdafactorParamState>(closure, param_groups_, state_,
+                                                                   step_whole);
 }
 
 void Adafactor::save(torch::serialize::OutputArchive& archive) const {

@@ -9,7 +9,7 @@
 #include "optim/update_rule.h"
 #include "zeropage/adafactor.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 // PyTorch's names.
 inline constexpr const char* kRowMoments = "row_var";     // [..., m, 1]
@@ -32,4 +32,4 @@ UpdateRule descent_of(const AdafactorOptions& options, int64_t step);
 void direct_by_moments(const AdafactorOptions& options, int64_t step, const at::Tensor& gradient,
                        float scale, const at::Tensor& moments, const at::Tensor& directions);
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

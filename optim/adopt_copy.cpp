@@ -7,7 +7,7 @@
 #include "optim/parallel.h"
 #include "zeropage/check.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 namespace {
 
 constexpr const char* kAdoptCopy = "adopt_copy";
@@ -38,7 +38,7 @@ void adopt_copy(const at::Tensor& values, const at::Tensor& copy) {
                       .copy_precision = precision,
                       .numel = values.numel()};
   parallel_for(values.numel(), kAdoptedNumelPerThread,
-               [&](int64_t begin, int64_t end) { cpu::adopt_copy(stretch, begin, end); });
+               [&](int64_t begin, int64_t end) { optim::cpu::adopt_copy(stretch, begin, end); });
 }
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

@@ -7,11 +7,11 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 // values: fp32 [numel]. copy: [numel], flat, bf16, fp16 or fp32, on the same device: once `values`,
 // rounded. An element of the copy that is something else by now becomes the value; the others keep
 // their lower bits.
 void adopt_copy(const at::Tensor& values, const at::Tensor& copy);
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

@@ -12,7 +12,7 @@
 #include "optim/parallel.h"
 #include "zeropage/check.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 namespace {
 
 constexpr const char* kBlockHashes = "block_hashes";
@@ -47,16 +47,17 @@ at::Tensor block_hashes(const at::Tensor& flat) {
     parallel_for(blocks, kHashedBlocksPerThread, [&](int64_t begin, int64_t end) {
       for (int64_t block = begin; block < end; ++block) {
         to[block] =
-            static_cast<int64_t>(detail::block_checksum(bytes + block * block_bytes, block_bytes));
+            static_cast<int64_t>(base::block_checksum(bytes + block * block_bytes, block_bytes));
       }
     });
   } else {
     const c10::DeviceGuard guard(flat.device());
-    cuda::block_hashes(static_cast<const uint32_t*>(flat.const_data_ptr()),
-                       block_bytes / static_cast<int64_t>(sizeof(uint32_t)), blocks,
-                       reinterpret_cast<uint64_t*>(to), cuda::current_stream(flat.device()));
+    optim::cuda::block_hashes(static_cast<const uint32_t*>(flat.const_data_ptr()),
+                              block_bytes / static_cast<int64_t>(sizeof(uint32_t)), blocks,
+                              reinterpret_cast<uint64_t*>(to),
+                              optim::cuda::current_stream(flat.device()));
   }
   return hashes;
 }
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

@@ -14,11 +14,11 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 inline constexpr int64_t kHashedNumel = 256;
 
 // flat: fp32, bf16 or fp16, contiguous, of whole blocks. int64 [numel / 256], on its device.
 at::Tensor block_hashes(const at::Tensor& flat);
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

@@ -4,7 +4,7 @@
 #include "optim/packed_tensors.h"
 #include "zeropage/check.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 namespace {
 
 constexpr uintptr_t kLineBytes = 64;
@@ -160,4 +160,4 @@ void prefetch_tensors(std::span<const Stretch> stretches) {
   }
 }
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

@@ -9,7 +9,7 @@
 #include "optim/flat_stretch.h"
 #include "optim/stretch.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 // Throws unless the stretch is as stretch.h says and has that many states.
 void check_stretch(const Stretch& stretch, size_t states);
@@ -37,4 +37,4 @@ void bump_versions(const Stretch& stretch, const GradientFactors& factors);
 // together, they take little longer than one.
 void prefetch_tensors(std::span<const Stretch> stretches);
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

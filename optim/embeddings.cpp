@@ -4,7 +4,7 @@
 
 #include <torch/nn/modules/embedding.h>
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 Embeddings::Embeddings(const torch::nn::Module& module) {
   const auto add = [this](const at::Tensor& weight) {
@@ -37,4 +37,4 @@ bool Embeddings::contain(const at::Tensor& parameter) const {
          sizes_.contains(parameter.sizes().vec());
 }
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

@@ -10,7 +10,7 @@
 #include <ATen/core/TensorBody.h>
 #include <torch/nn/module.h>
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 class Embeddings {
  public:
@@ -29,4 +29,4 @@ class Embeddings {
   std::set<std::vector<int64_t>> sizes_;
 };
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

@@ -6,7 +6,7 @@
 
 #include "optim/rounded.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 // Number of digits of 32 bits, the first worth 2^-1074. After them come the numbers of infinities and of NaNs.
 inline constexpr int kExactDigits = 67;
@@ -58,7 +58,7 @@ struct ExactDigits {
 
   // term: not negative, or a NaN.
   void add(double term) {
-    const uint64_t bits = rounded::bits_of(term) & INT64_MAX;
+    const uint64_t bits = optim::rounded::bits_of(term) & INT64_MAX;
     if (bits >= kInfinityBits) {
       ++words[bits == kInfinityBits ? kInfinitiesWord : kNansWord];
       return;
@@ -77,4 +77,4 @@ struct ExactDigits {
   }
 };
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

@@ -15,7 +15,7 @@
 
 #include "optim/low_precision.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 // Elements that a warp takes at once.
 inline constexpr int kBlockNumel = 256;
@@ -31,7 +31,7 @@ ZEROPAGE_ELEMENT Integer parts_of(Integer numel, Integer part_numel) {
 
 // What is squared of an element: its value in fp32, or, for fp64, the square, which is rounded.
 ZEROPAGE_ELEMENT double widened(double element) {
-  return rounded::multiply(element, element);
+  return optim::rounded::multiply(element, element);
 }
 template <typename Element>
 ZEROPAGE_ELEMENT float widened(Element element) {
@@ -40,7 +40,7 @@ ZEROPAGE_ELEMENT float widened(Element element) {
 
 // Exact: 24 bits of mantissa squared are 48.
 ZEROPAGE_ELEMENT double square_of_widened(float value) {
-  return rounded::multiply(static_cast<double>(value), static_cast<double>(value));
+  return optim::rounded::multiply(static_cast<double>(value), static_cast<double>(value));
 }
 ZEROPAGE_ELEMENT double square_of_widened(double square) {
   return square;
@@ -48,10 +48,10 @@ ZEROPAGE_ELEMENT double square_of_widened(double square) {
 
 // Ordered as the magnitudes are, and 0 of 0 alone. Its upper bits are the exponent.
 ZEROPAGE_ELEMENT uint32_t magnitude_key(float value) {
-  return rounded::bits_of(value) & 0x7fffffffU;
+  return optim::rounded::bits_of(value) & 0x7fffffffU;
 }
 ZEROPAGE_ELEMENT uint32_t magnitude_key(double square) {
-  const uint64_t bits = rounded::bits_of(square) & INT64_MAX;
+  const uint64_t bits = optim::rounded::bits_of(square) & INT64_MAX;
   return static_cast<uint32_t>(bits >> 32) | (static_cast<uint32_t>(bits) != 0 ? 1U : 0U);
 }
 
@@ -78,11 +78,11 @@ inline constexpr int kKeyShift = kIsFp64<Element> ? 20 : 23;
 // infinite.
 template <typename Element>
 inline constexpr uint32_t kEndOfWindows = kIsFp64<Element> ? (2046U - kWindowBits) << 20
-                                                           : detail::kInfinity;
+                                                           : optim::detail::kInfinity;
 
 // 2^exponent. exponent: of a normal number.
 ZEROPAGE_ELEMENT double power_of_two(int exponent) {
-  return rounded::double_of(static_cast<uint64_t>(exponent + 1023) << 52);
+  return optim::rounded::double_of(static_cast<uint64_t>(exponent + 1023) << 52);
 }
 
 // Takes up to kWindowNumel numbers of keys [least_key, end_key), and zeros.
@@ -134,21 +134,21 @@ template <bool kFused>
 ZEROPAGE_ELEMENT void add_square(float value, double& high, double& low) {
   const auto wide = static_cast<double>(value);
   if constexpr (kFused) {
-    const double sum = rounded::multiply_add(wide, wide, high);
-    const double taken = rounded::add(sum, -high);
-    low = rounded::add(low, rounded::multiply_add(wide, wide, -taken));
+    const double sum = optim::rounded::multiply_add(wide, wide, high);
+    const double taken = optim::rounded::add(sum, -high);
+    low = optim::rounded::add(low, optim::rounded::multiply_add(wide, wide, -taken));
     high = sum;
   } else {
-    const double square = rounded::multiply(wide, wide);
-    const double sum = rounded::add(high, square);
-    low = rounded::add(low, rounded::add(square, -rounded::add(sum, -high)));
+    const double square = optim::rounded::multiply(wide, wide);
+    const double sum = optim::rounded::add(high, square);
+    low = optim::rounded::add(low, optim::rounded::add(square, -optim::rounded::add(sum, -high)));
     high = sum;
   }
 }
 template <bool kFused>
 ZEROPAGE_ELEMENT void add_square(double square, double& high, double& low) {
-  const double sum = rounded::add(high, square);
-  low = rounded::add(low, rounded::add(square, -rounded::add(sum, -high)));
+  const double sum = optim::rounded::add(high, square);
+  low = optim::rounded::add(low, optim::rounded::add(square, -optim::rounded::add(sum, -high)));
   high = sum;
 }
 
@@ -160,8 +160,8 @@ struct SquareTerms {
 ZEROPAGE_ELEMENT SquareTerms terms_of(double high, double low, double unit) {
   if (low >= 0) return {high, low};
   // The sum is not negative, so high has the units that low lacks; unit is a power of two.
-  const double lacking = rounded::multiply(rounded::round_up(-low / unit), unit);
-  return {rounded::add(high, -lacking), rounded::add(low, lacking)};
+  const double lacking = optim::rounded::multiply(optim::rounded::round_up(-low / unit), unit);
+  return {optim::rounded::add(high, -lacking), optim::rounded::add(low, lacking)};
 }
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

@@ -7,7 +7,7 @@
 
 #include "zeropage/check.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 namespace {
 
 constexpr size_t kInfinities = kInfinitiesWord;
@@ -158,4 +158,4 @@ ExactSum ExactSum::from_uncarried(std::span<const int64_t, kWords> words) {
                  "pass words that began at 0, and to which up to 2^30 terms were added");
 }
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

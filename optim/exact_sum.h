@@ -20,7 +20,7 @@
 
 #include "optim/exact_digits.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 class ExactSum {
  public:
@@ -56,4 +56,4 @@ class ExactSum {
   int64_t uncarried_ = 0;  // terms added since the digits were last below 2^32
 };
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

@@ -12,7 +12,7 @@
 #include "optim/parallel.h"
 #include "zeropage/check.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 namespace {
 
 // The least that is worth a thread with rows and columns of its own.
@@ -45,15 +45,15 @@ at::Tensor columns_of(const FactoredShape& shape, const at::Tensor& sums) {
   return sums.narrow(0, shape.all_rows(), shape.all_columns());
 }
 
-cpu::PartGradient gradient_of(const FactoredPart& part, int64_t begin) {
+optim::cpu::PartGradient gradient_of(const FactoredPart& part, int64_t begin) {
   const at::Tensor from = part.gradient.narrow(0, begin, part.gradient.numel() - begin);
   return {.elements = from.const_data_ptr(),
           .precision = precision_of({"factored moments", "gradient"}, part.gradient),
           .scale = part.scale};
 }
 
-cpu::MatrixPart elements_of(const FactoredPart& part, int64_t begin, int64_t end,
-                            int64_t first_row = 0, int64_t first_column = 0) {
+optim::cpu::MatrixPart elements_of(const FactoredPart& part, int64_t begin, int64_t end,
+                                   int64_t first_row = 0, int64_t first_column = 0) {
   return {.first = part.first + begin,
           .numel = end - begin,
           .rows = part.shape.rows,
@@ -85,9 +85,9 @@ void for_each_thread(const FactoredPart& part, const at::Tensor& shared, const R
 void raise_by_loops(const FactoredPart& part, const at::Tensor& magnitudes) {
   for_each_thread<float>(
       part, magnitudes,
-      [&](const cpu::MatrixPart& elements, const cpu::PartGradient& gradient, float* rows,
-          float* columns) {
-        cpu::raise_to_magnitudes(gradient, elements, rows, columns, part.instructions);
+      [&](const optim::cpu::MatrixPart& elements, const optim::cpu::PartGradient& gradient,
+          float* rows, float* columns) {
+        optim::cpu::raise_to_magnitudes(gradient, elements, rows, columns, part.instructions);
       },
       [](const std::vector<float>& own, float* shared) {
         // A NaN stays where it is, and takes the place of a number.
@@ -102,14 +102,14 @@ void add_by_loops(const FactoredPart& part, const at::Tensor& windows, const at:
   const double* const of_columns = of_rows + part.shape.all_rows();
   for_each_thread<double>(
       part, sums,
-      [&](const cpu::MatrixPart& elements, const cpu::PartGradient& gradient, double* rows,
-          double* columns) {
-        cpu::add_squares(gradient, elements,
-                         {.rows = rows,
-                          .columns = columns,
-                          .row_windows = of_rows + elements.first_row,
-                          .column_windows = of_columns + elements.first_column},
-                         part.instructions);
+      [&](const optim::cpu::MatrixPart& elements, const optim::cpu::PartGradient& gradient,
+          double* rows, double* columns) {
+        optim::cpu::add_squares(gradient, elements,
+                                {.rows = rows,
+                                 .columns = columns,
+                                 .row_windows = of_rows + elements.first_row,
+                                 .column_windows = of_columns + elements.first_column},
+                                part.instructions);
       },
       [](const std::vector<double>& own, double* shared) {
         for (size_t i = 0; i < own.size(); ++i) shared[i] += own[i];
@@ -118,13 +118,13 @@ void add_by_loops(const FactoredPart& part, const at::Tensor& windows, const at:
 
 void divide_by_loops(const FactoredPart& part, const at::Tensor& rows, const at::Tensor& columns,
                      float floor, const at::Tensor& directions) {
-  const cpu::FactoredRoots roots{.rows = rows.const_data_ptr<float>(),
-                                 .columns = columns.const_data_ptr<float>(),
-                                 .floor = floor};
+  const optim::cpu::FactoredRoots roots{.rows = rows.const_data_ptr<float>(),
+                                        .columns = columns.const_data_ptr<float>(),
+                                        .floor = floor};
   auto* const out = directions.mutable_data_ptr<float>();
   parallel_for(part.gradient.numel(), kNumelPerThread, [&](int64_t begin, int64_t end) {
-    cpu::divide_by_roots(gradient_of(part, begin), elements_of(part, begin, end), roots,
-                         out + begin, part.instructions);
+    optim::cpu::divide_by_roots(gradient_of(part, begin), elements_of(part, begin, end), roots,
+                                out + begin, part.instructions);
   });
 }
 
@@ -308,4 +308,4 @@ void FactoredMoments::divide_by_roots(const FactoredPart& part, double floor,
   }
 }
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

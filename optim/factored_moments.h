@@ -22,7 +22,7 @@
 
 #include "optim/cpu/instructions.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 struct FactoredShape {
   int64_t batches = 1;
@@ -51,7 +51,7 @@ struct FactoredPart {
   int64_t first = 0;    // the place of the first one
   FactoredShape shape;
   // What the loops may use; the bits are the same.
-  cpu::Instructions instructions = cpu::Instructions::kAvx512;
+  optim::cpu::Instructions instructions = optim::cpu::Instructions::kAvx512;
   // kLoops: on the host.
   FactoredBy by = FactoredBy::kLoops;
 
@@ -80,4 +80,4 @@ struct FactoredMoments {
   void divide_by_roots(const FactoredPart& part, double floor, const at::Tensor& directions) const;
 };
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

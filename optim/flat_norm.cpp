@@ -13,7 +13,7 @@
 #include "optim/parallel.h"
 #include "zeropage/check.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 namespace {
 
 // The least that is worth a thread of its own.
@@ -29,7 +29,7 @@ ExactSum sum_of_squares(const at::Tensor& flat) {
   std::mutex mutex;
   parallel_for(flat.numel(), kNormNumelPerThread, [&](int64_t begin, int64_t end) {
     ExactDigits digits;
-    cpu::add_squares(elements, begin, end, digits);
+    optim::cpu::add_squares(elements, begin, end, digits);
     const std::scoped_lock lock(mutex);
     sum.add(digits);
   });
@@ -43,15 +43,15 @@ at::Tensor found_inf(const at::Tensor& flat) {
   if (flat.is_cpu()) {
     std::atomic<bool> any = false;
     parallel_for(flat.numel(), kNormNumelPerThread, [&](int64_t begin, int64_t end) {
-      if (cpu::any_not_finite(elements, begin, end)) any = true;
+      if (optim::cpu::any_not_finite(elements, begin, end)) any = true;
     });
     if (any) found.fill_(1);
   } else {
     const c10::DeviceGuard guard(flat.device());
-    cuda::look_for_not_finite(elements, flat.numel(), found.mutable_data_ptr<float>(),
-                              cuda::current_stream(flat.device()));
+    optim::cuda::look_for_not_finite(elements, flat.numel(), found.mutable_data_ptr<float>(),
+                                     optim::cuda::current_stream(flat.device()));
   }
   return found;
 }
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

@@ -17,7 +17,7 @@
 
 #include "optim/exact_sum.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 // On the host; optim/norm_table.h has them on devices too.
 ExactSum sum_of_squares(const at::Tensor& flat);
@@ -26,4 +26,4 @@ ExactSum sum_of_squares(const at::Tensor& flat);
 // queued on the current stream.
 at::Tensor found_inf(const at::Tensor& flat);
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

@@ -6,7 +6,7 @@
 
 #include "optim/low_precision.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 enum class Precision : uint8_t { kFloat, kBFloat16, kHalf };
 
@@ -61,4 +61,4 @@ void visit_types(const FlatStretch& stretch, Visit visit) {
   });
 }
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

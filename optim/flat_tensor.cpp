@@ -2,7 +2,7 @@
 
 #include "zeropage/check.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 void check_flat(const Role& role, const at::Tensor& tensor) {
   ZP_CHECK(tensor.defined(), role.who, ": ", role.what,
@@ -60,4 +60,4 @@ FlatElements flat_elements(const Role& role, const at::Tensor& flat) {
   }
 }
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

@@ -6,7 +6,7 @@
 #include "optim/exact_squares.h"
 #include "optim/flat_stretch.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 // The function that checks a tensor, and the tensor's part in it: {"fused_step", "gradient"}.
 struct Role {
@@ -29,4 +29,4 @@ Precision precision_of(const Role& role, const at::Tensor& tensor);
 // on the meta device.
 FlatElements flat_elements(const Role& role, const at::Tensor& flat);
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

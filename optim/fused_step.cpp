@@ -20,7 +20,7 @@
 #include "optim/stretch_list.h"
 #include "zeropage/check.h"
 
-namespace zeropage::offload::detail {
+namespace zeropage::optim::detail {
 namespace {
 
 // The least that is worth a thread of its own.
@@ -34,7 +34,7 @@ size_t states_of(const UpdateRule& rule) {
 void step_packed(const UpdateRule& rule, const PackedStretch& stretch, const at::Device& device) {
   if (!device.is_cpu()) {
     const c10::DeviceGuard guard(device);
-    return cuda::packed_step(rule, stretch, cuda::current_stream(device));
+    return optim::cuda::packed_step(rule, stretch, optim::cuda::current_stream(device));
   }
   // Threads share no block.
   const int64_t blocks = blocks_of(stretch.first_in_block, stretch.flat.numel);
@@ -43,7 +43,7 @@ void step_packed(const UpdateRule& rule, const PackedStretch& stretch, const at:
       return std::clamp(block * kStateBlockNumel - stretch.first_in_block, int64_t{0},
                         stretch.flat.numel);
     };
-    cpu::packed_step(rule, stretch, element(begin), element(end));
+    optim::cpu::packed_step(rule, stretch, element(begin), element(end));
   });
 }
 
@@ -115,7 +115,7 @@ void step_on_cpu(const UpdateRule& rule, const Flats& flats, int64_t begin, int6
     const FlatStretch& flat = flats.stretches[i];
     const int64_t first = flats.ends[i] - flat.numel;
     const int64_t until = std::min(end, flats.ends[i]);
-    cpu::fused_step(rule, flat, begin - first, until - first);
+    optim::cpu::fused_step(rule, flat, begin - first, until - first);
     begin = until;
     ++i;
   }
@@ -126,10 +126,10 @@ void step_pieces(const UpdateRule& rule, const FlatStretch& flat, const PieceTab
                  const at::Device& device) {
   if (!device.is_cpu()) {
     const c10::DeviceGuard guard(device);
-    void* const stream = cuda::current_stream(device);
+    void* const stream = optim::cuda::current_stream(device);
     const std::optional<PieceList> list = table.on_device();
-    if (list) return cuda::fused_step_of_pieces(rule, flat, *list, stream);
-    return cuda::fused_step_of_pieces(rule, flat, table.pieces(), stream);
+    if (list) return optim::cuda::fused_step_of_pieces(rule, flat, *list, stream);
+    return optim::cuda::fused_step_of_pieces(rule, flat, table.pieces(), stream);
   }
   visit_types(flat, [&]<typename Gradient, typename Copy>() {
     parallel_for(table.numel(), kStepNumelPerThread, [&](int64_t begin, int64_t end) {
@@ -137,7 +137,7 @@ void step_pieces(const UpdateRule& rule, const FlatStretch& flat, const PieceTab
         const FlatStretch piece = piece_of<Gradient, Copy>(flat, table.pieces()[i]);
         const int64_t first = table.ends()[i] - piece.numel;
         const int64_t until = std::min(end, table.ends()[i]);
-        cpu::fused_step(rule, piece, begin - first, until - first);
+        optim::cpu::fused_step(rule, piece, begin - first, until - first);
         begin = until;
       }
     });
@@ -158,7 +158,7 @@ std::vector<at::Tensor> make_states(const UpdateRule& rule, double initial,
                                     const at::Tensor& values, StateFormat format) {
   check_flat({"make_states", "values"}, values);
   // Refuses instructions that are not there now, rather than in the first step.
-  if (values.is_cpu()) cpu::best_instructions();
+  if (values.is_cpu()) optim::cpu::best_instructions();
   std::vector<at::Tensor> states;
   for (size_t i = 0; i < states_of(rule); ++i) {
     const double element = format != StateFormat::k8Bit ? initial
@@ -192,7 +192,7 @@ void fused_step(const UpdateRule& rule, int64_t step, std::span<const Stretch> s
                  [&](int64_t begin, int64_t end) { step_on_cpu(rule, flats, begin, end); });
   } else if (stretches.size() == 1) {
     const c10::DeviceGuard guard(device);
-    cuda::fused_step(rule, flats.stretches.front(), cuda::current_stream(device));
+    optim::cuda::fused_step(rule, flats.stretches.front(), optim::cuda::current_stream(device));
   } else {
     // Nothing is copied to the device: that would wait for its stream.
     for (const StretchList::Alike& alike : alike_of(stretches, at::kCPU)) {
@@ -227,4 +227,4 @@ void fused_step(const UpdateRule& rule, const Stretch& stretch, const StretchPie
   bump_versions(stretch, factors);
 }
 
-}  // namespace zeropage::offload::detail
+}  // namespace zeropage::optim::detail

@@ -28,7 +28,7 @@
 #include "optim/stretch.h"
 #include "zeropage/detail/state_format.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 // Options that have a fused step.
 template <typename Options>
@@ -57,21 +57,22 @@ void fused_step(const UpdateRule& rule, int64_t step, std::span<const Stretch> s
 template <HasFusedStep Options>
 std::vector<at::Tensor> make_states(const Options& options, const at::Tensor& values,
                                     StateFormat format = StateFormat::kFp32) {
-  return detail::make_states(rule_of(options, 1), initial_state(options), values, format);
+  return optim::detail::make_states(rule_of(options, 1), initial_state(options), values, format);
 }
 
 // The scales of 8-bit states of a stretch; first_in_block: of its place.
 template <HasFusedStep Options>
 std::vector<at::Tensor> make_scales(const Options& options, const at::Tensor& values,
                                     int64_t first_in_block) {
-  return detail::make_scales(rule_of(options, 1), initial_state(options), values, first_in_block);
+  return optim::detail::make_scales(rule_of(options, 1), initial_state(options), values,
+                                    first_in_block);
 }
 
 // step: counted from 1.
 template <HasFusedStep Options>
 void fused_step(const Options& options, int64_t step, const Stretch& stretch,
                 const GradientFactors& factors = {}) {
-  detail::fused_step(rule_of(options, step), step, {&stretch, 1}, factors);
+  optim::detail::fused_step(rule_of(options, step), step, {&stretch, 1}, factors);
 }
 
 // The same of many stretches of one device, with the bits of single calls: all are checked before
@@ -83,7 +84,7 @@ void fused_step(const Options& options, int64_t step, const Stretch& stretch,
 template <HasFusedStep Options>
 void fused_step(const Options& options, int64_t step, std::span<const Stretch> stretches,
                 const GradientFactors& factors = {}) {
-  detail::fused_step(rule_of(options, step), step, stretches, factors);
+  optim::detail::fused_step(rule_of(options, step), step, stretches, factors);
 }
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

@@ -35,10 +35,10 @@ const LambOptions& lamb(const torch::optim::OptimizerOptions& options) {
   return static_cast<const LambOptions&>(options);
 }
 
-class LambForm final : public offload::TensorForm {
+class LambForm final : public optim::TensorForm {
  public:
   double states(const Options& options, at::IntArrayRef /*sizes*/) const override {
-    return static_cast<double>(offload::state_names(lamb(options)).size());
+    return static_cast<double>(optim::state_names(lamb(options)).size());
   }
   UpdateReads reads(const Options& /*options*/) const override { return UpdateReads::kSums; }
 
@@ -53,13 +53,13 @@ class LambForm final : public offload::TensorForm {
 
 }  // namespace
 
-namespace offload {
+namespace optim {
 
 std::shared_ptr<const TensorForm> lamb_form() {
   return std::make_shared<const LambForm>();
 }
 
-}  // namespace offload
+}  // namespace optim
 
 LambOptions::LambOptions(double lr) : lr_(lr) {}
 
@@ -110,11 +110,11 @@ Lamb::Lamb(const std::vector<torch::optim::OptimizerParamGroup>& groups,
 }
 
 torch::Tensor Lamb::step(LossClosure closure) {
-  using offload::made_alike;
-  return offload::step_groups<LambOptions, LambParamState>(
+  using optim::made_alike;
+  return optim::step_groups<LambOptions, LambParamState>(
       closure, param_groups_, state_,
       [](const LambOptions& options, const at::Tensor& parameter, LambParamState& state) {
-        offload::whole_step(
+        optim::whole_step(
             "LAMB", options, ++state.step(), LambForm(), parameter, parameter.grad(),
             {made_alike(state.exp_avg(), parameter), made_alike(state.exp_avg_sq(), parameter)});
       });

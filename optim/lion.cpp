@@ -15,7 +15,7 @@ bool is_contiguous_fp32(const torch::Tensor& tensor) {
 
 bool has_fused_step(const torch::Tensor& parameter, const torch::Tensor& gradient,
                     const torch::Tensor& exp_avg) {
-  return (parameter.is_cpu() || (parameter.is_cuda() && offload::cuda::is_built())) &&
+  return (parameter.is_cpu() || (parameter.is_cuda() && optim::cuda::is_built())) &&
          is_contiguous_fp32(parameter) && is_contiguous_fp32(gradient) &&
          is_contiguous_fp32(exp_avg);
 }
@@ -118,11 +118,11 @@ torch::Tensor Lion::step(LossClosure closure) {
         step_with_operators(options, parameter, gradient, exp_avg);
         continue;
       }
-      const offload::Stretch stretch{.values = parameter.view(-1),
-                                     .gradient = gradient.view(-1),
-                                     .copy_out = {},
-                                     .states = {exp_avg.view(-1)}};
-      offload::fused_step(options, /*step=*/1, stretch, {});
+      const optim::Stretch stretch{.values = parameter.view(-1),
+                                   .gradient = gradient.view(-1),
+                                   .copy_out = {},
+                                   .states = {exp_avg.view(-1)}};
+      optim::fused_step(options, /*step=*/1, stretch, {});
     }
   }
   return loss;

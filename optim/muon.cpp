@@ -114,17 +114,17 @@ at::ScalarType dtype_of(const MuonOptions& options, const at::Device& device) {
   return device.is_cpu() ? at::kFloat : at::kBFloat16;
 }
 
-offload::NewtonSchulz iteration_of(const MuonOptions& options, const at::Device& device) {
+optim::NewtonSchulz iteration_of(const MuonOptions& options, const at::Device& device) {
   return {.coefficients = options.ns_coefficients(),
           .steps = options.ns_steps(),
           .eps = options.ns_eps(),
           .dtype = dtype_of(options, device)};
 }
 
-class MuonForm final : public offload::TensorForm {
+class MuonForm final : public optim::TensorForm {
  public:
   double states(const Options& options, at::IntArrayRef /*sizes*/) const override {
-    return static_cast<double>(offload::state_names(muon(options)).size());
+    return static_cast<double>(optim::state_names(muon(options)).size());
   }
   UpdateReads reads(const Options& options) const override {
     return muon(options).rule() == MuonRule::kMuon ? UpdateReads::kMatrix : UpdateReads::kElement;
@@ -173,14 +173,14 @@ class MuonForm final : public offload::TensorForm {
     const MatrixSizes sizes = sizes_of(options, directions.sizes());
     const std::vector<int64_t> blocks = blocks_of(options, sizes.rows);
     const bool scales = !are_alike(blocks);
-    const offload::NewtonSchulz how = iteration_of(options, directions.device());
+    const optim::NewtonSchulz how = iteration_of(options, directions.device());
     // A view, or a copy where strides do not let it.
     const at::Tensor matrices = directions.reshape({sizes.batch, sizes.rows, sizes.columns});
     for (int64_t index = 0; index < sizes.batch; ++index) {
       int64_t row = 0;
       for (const int64_t rows : blocks) {
         const at::Tensor block = matrices[index].narrow(0, row, rows);
-        block.copy_(offload::orthogonalised(block, how));
+        block.copy_(optim::orthogonalised(block, how));
         if (scales) block.mul_(scale_of(options, rows, sizes.columns));
         row += rows;
       }
@@ -237,13 +237,13 @@ std::unordered_set<const c10::TensorImpl*> filters_of(const torch::nn::Module& m
 
 }  // namespace
 
-namespace offload {
+namespace optim {
 
 std::shared_ptr<const TensorForm> muon_form() {
   return std::make_shared<const MuonForm>();
 }
 
-}  // namespace offload
+}  // namespace optim
 
 MuonOptions::MuonOptions(double lr) : lr_(lr) {}
 
@@ -337,7 +337,7 @@ std::vector<torch::optim::OptimizerParamGroup> muon_groups(const torch::nn::Modu
 std::vector<torch::optim::OptimizerParamGroup> muon_groups(
     const torch::nn::Module& module, const std::vector<at::Tensor>& parameters,
     const MuonOptions& matrices, const MuonOptions& others) {
-  const offload::Embeddings embeddings(module);
+  const optim::Embeddings embeddings(module);
   const std::unordered_set<const c10::TensorImpl*> filters = filters_of(module);
   std::vector<at::Tensor> of_matrices, of_batches, of_others;
   for (const at::Tensor& parameter : parameters) {
@@ -369,7 +369,7 @@ at::Tensor orthogonalised(const at::Tensor& matrix, const MuonOptions& options) 
            " of sizes ", matrix.sizes());
   check_options(options);
   const torch::NoGradGuard no_grad;
-  return offload::orthogonalised(matrix, iteration_of(options, matrix.device()));
+  return optim::orthogonalised(matrix, iteration_of(options, matrix.device()));
 }
 
 Muon::Muon(const std::vector<torch::optim::OptimizerParamGroup>& groups,
@@ -380,8 +380,8 @@ Muon::Muon(const std::vector<torch::optim::OptimizerParamGroup>& groups,
 }
 
 torch::Tensor Muon::step(LossClosure closure) {
-  using offload::made_alike;
-  return offload::step_groups<MuonOptions, MuonParamState>(
+  using optim::made_alike;
+  return optim::step_groups<MuonOptions, MuonParamState>(
       closure, param_groups_, state_,
       [](const MuonOptions& options, const at::Tensor& parameter, MuonParamState& state) {
         std::vector<at::Tensor> states;
@@ -391,8 +391,8 @@ torch::Tensor Muon::step(LossClosure closure) {
           states = {made_alike(state.exp_avg(), parameter),
                     made_alike(state.exp_avg_sq(), parameter)};
         }
-        offload::whole_step("Muon", options, ++state.step(), MuonForm(), parameter,
-                            parameter.grad(), states);
+        optim::whole_step("Muon", options, ++state.step(), MuonForm(), parameter, parameter.grad(),
+                          states);
       });
 }
 

@@ -13,7 +13,7 @@
 #include "optim/flat_norm.h"
 #include "optim/parallel.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 namespace {
 
 constexpr int64_t kTileRows = 128;
@@ -129,4 +129,4 @@ at::Tensor orthogonalised(const at::Tensor& matrix, const NewtonSchulz& how) {
   return (is_tall ? result.t() : result).to(at::kFloat);
 }
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

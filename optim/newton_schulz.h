@@ -15,7 +15,7 @@
 
 #include <ATen/core/TensorBody.h>
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 struct NewtonSchulz {
   std::tuple<double, double, double> coefficients;
@@ -27,4 +27,4 @@ struct NewtonSchulz {
 // matrix: [m, n], floating point, any strides. Returns [m, n] in fp32.
 at::Tensor orthogonalised(const at::Tensor& matrix, const NewtonSchulz& how);
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

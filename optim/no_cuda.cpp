@@ -7,7 +7,7 @@
 #include "optim/cuda/stochastic_rounding.h"
 #include "zeropage/check.h"
 
-namespace zeropage::offload::cuda {
+namespace zeropage::optim::cuda {
 namespace {
 
 [[noreturn]] void refuse(const char* what) {
@@ -65,4 +65,4 @@ void round_stochastically(const float* /*from*/, BFloat16Bits* /*to*/, int64_t /
   refuse("round_stochastically");
 }
 
-}  // namespace zeropage::offload::cuda
+}  // namespace zeropage::optim::cuda

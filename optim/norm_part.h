@@ -6,7 +6,7 @@
 
 #include "optim/exact_digits.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 // Flags that share a word.
 inline constexpr int64_t kFlagsPerWord = 32;
@@ -34,4 +34,4 @@ struct NormWords {
   int64_t sums = 0;
 };
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

@@ -17,7 +17,7 @@
 #include "optim/parallel.h"
 #include "zeropage/check.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 namespace {
 
 // The least that is worth a thread of its own.
@@ -143,11 +143,11 @@ void NormTable::add_squares(const at::Tensor& gradient, const at::Tensor& words)
   if (!device_.is_cuda()) return add_by_operators(gradient, words);
   const FlatElements elements = flat_elements({"NormTable::add_squares", "gradient"}, gradient);
   const c10::DeviceGuard guard(device_);
-  cuda::add_norm_parts(
+  optim::cuda::add_norm_parts(
       elements, static_cast<const NormPart*>(parts_there_.const_data_ptr()),
       static_cast<const NormRange*>(ranges_there_.const_data_ptr()), most_blocks_,
       {.first = static_cast<uint64_t*>(words.mutable_data_ptr()), .sums = sizes_.sums},
-      cuda::current_stream(device_));
+      optim::cuda::current_stream(device_));
 }
 
 void NormTable::add_on_host(const at::Tensor& gradient, int64_t* words) const {
@@ -174,7 +174,7 @@ void NormTable::add_on_host(const at::Tensor& gradient, int64_t* words) const {
       const NormPart& part = parts_[index];
       const int64_t first = begin - first_element_[index];
       const int64_t last = std::min(part.numel, end - first_element_[index]);
-      if (!cpu::add_squares(elements, part.begin + first, part.begin + last, digits)) {
+      if (!optim::cpu::add_squares(elements, part.begin + first, part.begin + last, digits)) {
         raise(part.flag);
       }
       begin = first_element_[index] + last;
@@ -218,4 +218,4 @@ void NormTable::add_by_operators(const at::Tensor& gradient, const at::Tensor& w
   }
 }
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

@@ -26,7 +26,7 @@
 #include "optim/exact_sum.h"
 #include "optim/norm_part.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 // What words there are: for each sum kExactWords, then the flags.
 struct NormSizes {
@@ -77,4 +77,4 @@ class NormTable {
   at::Tensor bit_values_;  // 1, 2, 4, ...: int64 [kFlagsPerWord]
 };
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

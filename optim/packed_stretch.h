@@ -8,7 +8,7 @@
 #include "optim/split_value.h"
 #include "zeropage/detail/state_format.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 // All pointers are to elements or blocks of one device; they do not overlap.
 struct PackedStretch {
@@ -37,4 +37,4 @@ ZEROPAGE_ELEMENT RoundingPlace place_of_state(const PackedStretch& stretch, int 
   return place;
 }
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

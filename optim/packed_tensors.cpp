@@ -3,7 +3,7 @@
 #include "optim/flat_tensor.h"
 #include "zeropage/check.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 namespace {
 
 void check_scales(const Stretch& stretch, StateFormat format) {
@@ -101,4 +101,4 @@ PackedStretch packed_of(const Stretch& stretch, const FlatStretch& flat, int64_t
   return packed;
 }
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

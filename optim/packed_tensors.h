@@ -8,7 +8,7 @@
 #include "optim/stretch.h"
 #include "zeropage/detail/state_format.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 // The name in errors: the function that users call.
 inline constexpr const char* kFusedStep = "fused_step";
@@ -25,4 +25,4 @@ void check_packed(const Stretch& stretch, StateFormat format);
 // flat: of the stretch, without values and states where those are packed.
 PackedStretch packed_of(const Stretch& stretch, const FlatStretch& flat, int64_t step);
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

@@ -4,7 +4,7 @@
 
 #include "optim/worker_pool.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 void parallel_for(int64_t numel, int64_t grain,
                   const std::function<void(int64_t begin, int64_t end)>& body) {
@@ -15,4 +15,4 @@ void parallel_for(int64_t numel, int64_t grain,
   }
 }
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <functional>
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 // Calls body(begin, end) for disjoint parts of [0, numel), each of `grain` or more unless it is all
 // there is; returns when all have returned, and rethrows what one of them threw. Threads: any; the
@@ -14,4 +14,4 @@ namespace zeropage::offload {
 void parallel_for(int64_t numel, int64_t grain,
                   const std::function<void(int64_t begin, int64_t end)>& body);
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

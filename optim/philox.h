@@ -7,7 +7,7 @@
 
 #include "optim/rounded.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 struct PhiloxCounter {
   uint32_t words[4];
@@ -46,4 +46,4 @@ ZEROPAGE_ELEMENT PhiloxBlock philox(const PhiloxCounter& counter, PhiloxKey key)
   return {{a, b, c, d}};
 }
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

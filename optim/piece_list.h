@@ -7,7 +7,7 @@
 
 #include "optim/flat_stretch.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 // Where a piece begins, in elements of each buffer behind the stretch's pointer to it. Buffers of stretches
 // that have memory of their own may lie before it.
@@ -84,4 +84,4 @@ ZEROPAGE_ELEMENT FlatStretch piece_of(const FlatStretch& stretch, const ListedPi
   return of_piece;
 }
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

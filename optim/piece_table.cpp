@@ -8,7 +8,7 @@
 
 #include "zeropage/check.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 namespace {
 
 // On the device, in the order of its current stream.
@@ -52,4 +52,4 @@ std::optional<PieceList> PieceTable::on_device() const {
       .tiles = tiles_};
 }
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

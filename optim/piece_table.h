@@ -15,7 +15,7 @@
 
 #include "optim/piece_list.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 class PieceTable {
  public:
@@ -39,4 +39,4 @@ class PieceTable {
   at::Tensor piece_of_tile_there_;  // [tiles] int32
 };
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

@@ -24,7 +24,7 @@
 
 #include "optim/rounded.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 enum class StateSign : uint8_t {
   kSigned,    // means
@@ -72,7 +72,7 @@ inline constexpr uint32_t kLeastScale = bits_of_two_to(-125);
 }  // namespace detail
 
 template <StateSign kSign>
-inline constexpr uint32_t kTopCode = (1U << detail::kLevelBits<kSign>)-1;
+inline constexpr uint32_t kTopCode = (1U << optim::detail::kLevelBits<kSign>)-1;
 
 struct BlockScale {
   float scale;    // what codes are relative to
@@ -83,31 +83,32 @@ struct BlockScale {
 ZEROPAGE_ELEMENT BlockScale block_scale(uint32_t largest_magnitude) {
   constexpr uint32_t kInfinity = 0x7f800000;
   constexpr uint32_t kNaN = 0x7fc00000;
-  if (largest_magnitude < detail::kLeastScale) return {0, 0};
-  if (largest_magnitude >= kInfinity) return {rounded::float_of(kNaN), 0};
-  const float scale = rounded::float_of(largest_magnitude);
-  return {scale, rounded::divide(2.0F, scale)};
+  if (largest_magnitude < optim::detail::kLeastScale) return {0, 0};
+  if (largest_magnitude >= kInfinity) return {optim::rounded::float_of(kNaN), 0};
+  const float scale = optim::rounded::float_of(largest_magnitude);
+  return {scale, optim::rounded::divide(2.0F, scale)};
 }
 
 ZEROPAGE_ELEMENT uint32_t magnitude_of(float value) {
-  return rounded::bits_of(value) & 0x7fffffffU;
+  return optim::rounded::bits_of(value) & 0x7fffffffU;
 }
 
 // The code without its sign, of a finite value in a block whose inverse is not 0.
 template <StateSign kSign>
 ZEROPAGE_ELEMENT uint32_t quantised_magnitude(float value, float inverse) {
   const float magnitude =
-      kSign == StateSign::kSigned ? rounded::float_of(magnitude_of(value)) : value;
-  const float power = rounded::multiply_add(magnitude, inverse, detail::kLeastPower<kSign>);
-  const float level = rounded::float_of(rounded::bits_of(power) >> 2);
-  return rounded::bits_of(rounded::add(level, detail::kToCode<kSign>)) & 0xffU;
+      kSign == StateSign::kSigned ? optim::rounded::float_of(magnitude_of(value)) : value;
+  const float power =
+      optim::rounded::multiply_add(magnitude, inverse, optim::detail::kLeastPower<kSign>);
+  const float level = optim::rounded::float_of(optim::rounded::bits_of(power) >> 2);
+  return optim::rounded::bits_of(optim::rounded::add(level, optim::detail::kToCode<kSign>)) & 0xffU;
 }
 
 template <StateSign kSign>
 ZEROPAGE_ELEMENT uint8_t quantised(float value, float inverse) {
   const uint32_t magnitude = quantised_magnitude<kSign>(value, inverse);
   if constexpr (kSign == StateSign::kUnsigned) return static_cast<uint8_t>(magnitude);
-  return static_cast<uint8_t>(magnitude | (rounded::bits_of(value) >> 24 & 0x80U));
+  return static_cast<uint8_t>(magnitude | (optim::rounded::bits_of(value) >> 24 & 0x80U));
 }
 
 // A code in 32 bits: its sign is bit 31 too. Bits 8 to 30 of a signed one do not count.
@@ -120,14 +121,15 @@ ZEROPAGE_ELEMENT uint32_t widened(uint8_t code) {
 template <StateSign kSign>
 ZEROPAGE_ELEMENT float value_of_widened(uint32_t code, float scale) {
   const uint32_t magnitude = kSign == StateSign::kSigned ? code & kTopCode<kSign> : code;
-  const float level = rounded::add(rounded::float_of(magnitude | detail::kBitsOfCode0<kSign>),
-                                   detail::kLevelOfCode0<kSign>);
-  const float power = rounded::float_of(rounded::bits_of(level) << 2);
-  const float value =
-      rounded::multiply_add(power, rounded::multiply(scale, 0.5F),
-                            rounded::multiply(scale, -0.5F * detail::kLeastPower<kSign>));
+  const float level =
+      optim::rounded::add(optim::rounded::float_of(magnitude | optim::detail::kBitsOfCode0<kSign>),
+                          optim::detail::kLevelOfCode0<kSign>);
+  const float power = optim::rounded::float_of(optim::rounded::bits_of(level) << 2);
+  const float value = optim::rounded::multiply_add(
+      power, optim::rounded::multiply(scale, 0.5F),
+      optim::rounded::multiply(scale, -0.5F * optim::detail::kLeastPower<kSign>));
   if constexpr (kSign == StateSign::kUnsigned) return value;
-  return rounded::float_of(rounded::bits_of(value) | (code & 0x80000000U));
+  return optim::rounded::float_of(optim::rounded::bits_of(value) | (code & 0x80000000U));
 }
 
 template <StateSign kSign>
@@ -135,4 +137,4 @@ ZEROPAGE_ELEMENT float dequantised(uint8_t code, float scale) {
   return value_of_widened<kSign>(widened<kSign>(code), scale);
 }
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

@@ -8,7 +8,7 @@
 #include "optim/cpu/quantised_loops.h"
 #include "zeropage/detail/state_format.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 namespace {
 
 // Calls visit(block, first, numel) for the parts of blocks that the elements are.
@@ -30,7 +30,7 @@ at::Tensor dequantised_state(StateSign sign, const at::Tensor& codes, const at::
   const at::Tensor host_codes = codes.cpu();
   const at::Tensor host_scales = scales.cpu();
   const at::Tensor values = at::empty({codes.numel()}, at::kFloat);
-  const cpu::QuantisedLoops& loops = cpu::quantised_loops();
+  const optim::cpu::QuantisedLoops& loops = optim::cpu::quantised_loops();
   for_each_block(codes.numel(), first_in_block, [&](int64_t block, int64_t begin, int64_t numel) {
     loops.dequantise(sign, host_codes.const_data_ptr<uint8_t>() + begin,
                      host_scales.const_data_ptr<float>()[block],
@@ -43,7 +43,7 @@ void quantise_state(StateSign sign, const at::Tensor& values, int64_t first_in_b
                     const at::Tensor& codes, const at::Tensor& scales) {
   const at::Tensor host_codes = codes.is_cpu() ? codes : at::empty_like(codes, at::kCPU);
   const at::Tensor host_scales = scales.is_cpu() ? scales : at::empty_like(scales, at::kCPU);
-  const cpu::QuantisedLoops& loops = cpu::quantised_loops();
+  const optim::cpu::QuantisedLoops& loops = optim::cpu::quantised_loops();
   for_each_block(codes.numel(), first_in_block, [&](int64_t block, int64_t begin, int64_t numel) {
     host_scales.mutable_data_ptr<float>()[block] =
         loops.quantise(sign, values.const_data_ptr<float>() + begin,
@@ -54,4 +54,4 @@ void quantise_state(StateSign sign, const at::Tensor& values, int64_t first_in_b
   at::Tensor(scales).copy_(host_scales);
 }
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

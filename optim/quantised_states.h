@@ -15,7 +15,7 @@
 #include "optim/fused_step.h"
 #include "optim/quantisation_map.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 // The sign of a state, by its place in state_names(options).
 template <HasFusedStep Options>
@@ -34,4 +34,4 @@ at::Tensor dequantised_state(StateSign sign, const at::Tensor& codes, const at::
 void quantise_state(StateSign sign, const at::Tensor& values, int64_t first_in_block,
                     const at::Tensor& codes, const at::Tensor& scales);
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

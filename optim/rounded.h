@@ -14,7 +14,7 @@
 #define ZEROPAGE_ELEMENT inline __attribute__((always_inline))
 #endif
 
-namespace zeropage::offload::rounded {
+namespace zeropage::optim::rounded {
 
 ZEROPAGE_ELEMENT float add(float a, float b) {
 #if defined(__CUDA_ARCH__)
@@ -120,4 +120,4 @@ ZEROPAGE_ELEMENT float float_of(uint32_t bits) {
 #endif
 }
 
-}  // namespace zeropage::offload::rounded
+}  // namespace zeropage::optim::rounded

@@ -9,7 +9,7 @@
 #include "optim/low_precision.h"
 #include "optim/philox.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 // The bits depend on nothing else: any split over ranks, calls and threads rounds alike.
 struct RoundingPlace {
@@ -43,4 +43,4 @@ ZEROPAGE_ELEMENT uint32_t lane_of(const PhiloxBlock& random, int lane) {
   return random.words[lane / 2] >> (lane % 2 * 16) & 0xffffU;
 }
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

@@ -4,7 +4,7 @@
 
 #include "zeropage/check.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 namespace {
 
 // The one rounding of a number that the rules use.
@@ -180,4 +180,4 @@ std::vector<std::string> state_names(const LambOptions& /*options*/) {
   return adam_state_names(/*amsgrad=*/false);
 }
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

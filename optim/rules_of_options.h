@@ -19,7 +19,7 @@
 #include "zeropage/lion.h"
 #include "zeropage/muon.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 UpdateRule rule_of(const torch::optim::AdamWOptions& options, int64_t step);
 UpdateRule rule_of(const torch::optim::AdamOptions& options, int64_t step);
@@ -52,4 +52,4 @@ inline double initial_state(const torch::optim::AdagradOptions& options) {
   return options.initial_accumulator_value();
 }
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

@@ -8,7 +8,7 @@
 
 #include "optim/low_precision.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 struct SplitValue {
   BFloat16Bits high;
@@ -16,15 +16,15 @@ struct SplitValue {
 };
 
 ZEROPAGE_ELEMENT SplitValue split(float value) {
-  const uint32_t bits = rounded::bits_of(value);
-  const bool is_nan = (bits & 0x7fffffffU) > detail::kInfinity;
+  const uint32_t bits = optim::rounded::bits_of(value);
+  const bool is_nan = (bits & 0x7fffffffU) > optim::detail::kInfinity;
   const uint32_t kept = is_nan ? 0x7fc00000U : bits;
   return {{static_cast<uint16_t>((kept + 0x8000U) >> 16)}, static_cast<uint16_t>(kept)};
 }
 
 ZEROPAGE_ELEMENT float joined(BFloat16Bits high, uint16_t low) {
   const uint32_t upper = static_cast<uint32_t>(high.bits) - (static_cast<uint32_t>(low) >> 15);
-  return rounded::float_of(upper << 16 | low);
+  return optim::rounded::float_of(upper << 16 | low);
 }
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

@@ -4,7 +4,7 @@
 
 #include <ATen/ATen.h>
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 SplitValues split_values(const at::Tensor& values) {
   const at::Tensor fp32 = values.to(at::kFloat).contiguous();
@@ -20,4 +20,4 @@ at::Tensor joined_values(const at::Tensor& high, const at::Tensor& low) {
   return upper.bitwise_left_shift(16).bitwise_or(lower).view(at::kFloat);
 }
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

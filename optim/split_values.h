@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 struct SplitValues {
   at::Tensor high;  // bf16
@@ -17,4 +17,4 @@ SplitValues split_values(const at::Tensor& values);
 // fp32, with the bits that were split.
 at::Tensor joined_values(const at::Tensor& high, const at::Tensor& low);
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

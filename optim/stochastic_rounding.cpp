@@ -9,7 +9,7 @@
 #include "optim/parallel.h"
 #include "zeropage/check.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 namespace {
 
 constexpr const char* kRoundStochastically = "round_stochastically";
@@ -56,13 +56,14 @@ void round_stochastically(const at::Tensor& from, const at::Tensor& to,
     parallel_for(numel, kRoundingNumelPerThread, [&](int64_t begin, int64_t end) {
       RoundingPlace own = place;
       own.first_element += begin;
-      cpu::round_stochastically(source + begin, target + begin, end - begin, own);
+      optim::cpu::round_stochastically(source + begin, target + begin, end - begin, own);
     });
   } else {
     const c10::DeviceGuard guard(from.device());
-    cuda::round_stochastically(source, target, numel, place, cuda::current_stream(from.device()));
+    optim::cuda::round_stochastically(source, target, numel, place,
+                                      optim::cuda::current_stream(from.device()));
   }
   to.unsafeGetTensorImpl()->bump_version();
 }
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

@@ -17,9 +17,9 @@
 
 #include "optim/rounding_place.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 // from: fp32 [numel], to: bf16 [numel]; flat, contiguous, on one device, without overlap.
 void round_stochastically(const at::Tensor& from, const at::Tensor& to, const RoundingPlace& place);
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

@@ -6,7 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 // Where a stretch lies, for states that are smaller than fp32.
 struct StretchPlace {
@@ -55,4 +55,4 @@ struct GradientFactors {
   GradientAfter after = GradientAfter::kKept;
 };
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

@@ -7,7 +7,7 @@
 #include "optim/packed_tensors.h"
 #include "zeropage/check.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 namespace {
 
 bool are_alike(const FlatStretch& one, const FlatStretch& other) {
@@ -84,4 +84,4 @@ StretchList::StretchList(std::vector<Stretch> stretches) : stretches_(std::move(
   alike_ = alike_of(stretches_, stretches_.front().values.device());
 }
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

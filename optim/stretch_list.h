@@ -22,7 +22,7 @@
 #include "optim/rules_of_options.h"
 #include "optim/stretch.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 // Elements [begin, begin + numel) of values, gradient and copy_out, and as many of each state from first_state on.
 // Both begin alike in 16 elements, or a device takes them one by one.
@@ -86,14 +86,14 @@ void fused_step(const UpdateRule& rule, const Stretch& stretch, const StretchPie
 template <typename Options>
 void fused_step(const Options& options, int64_t step, const StretchList& list,
                 const GradientFactors& factors = {}) {
-  detail::fused_step(rule_of(options, step), step, list, factors);
+  optim::detail::fused_step(rule_of(options, step), step, list, factors);
 }
 
 // Pieces of the stretch, whose values are fp32 and whose fp32 states are laid out as the pieces say.
 template <typename Options>
 void fused_step_of_pieces(const Options& options, int64_t step, const Stretch& stretch,
                           const StretchPieces& pieces, const GradientFactors& factors = {}) {
-  detail::fused_step(rule_of(options, step), stretch, pieces, factors);
+  optim::detail::fused_step(rule_of(options, step), stretch, pieces, factors);
 }
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

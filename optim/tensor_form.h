@@ -20,7 +20,7 @@
 #include "optim/exact_sum.h"
 #include "zeropage/detail/update_reads.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 class TensorForm {
  public:
@@ -72,4 +72,4 @@ std::shared_ptr<const TensorForm> muon_form();
 std::shared_ptr<const TensorForm> lamb_form();
 std::shared_ptr<const TensorForm> adafactor_form();
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

@@ -12,18 +12,19 @@
 
 #include "optim/rounded.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 namespace detail {
 
 // The gradient of 0.5 weight_decay value^2 added. A value that is infinite stays so without decay.
 ZEROPAGE_ELEMENT float with_l2(float gradient, float weight_decay, float value) {
-  return weight_decay == 0.0F ? gradient : rounded::multiply_add(weight_decay, value, gradient);
+  return weight_decay == 0.0F ? gradient
+                              : optim::rounded::multiply_add(weight_decay, value, gradient);
 }
 
 // rate average + complement x, as LibTorch computes it: the first product is rounded.
 ZEROPAGE_ELEMENT float moved(float average, float rate, float complement, float x) {
-  return rounded::multiply_add(complement, x, rounded::multiply(rate, average));
+  return optim::rounded::multiply_add(complement, x, optim::rounded::multiply(rate, average));
 }
 
 }  // namespace detail
@@ -52,11 +53,11 @@ struct AdamRule {
     if constexpr (kDecay == WeightDecay::kOfValue) {
       value = multiply(value, decay);
     } else {
-      gradient = detail::with_l2(gradient, decay, value);
+      gradient = optim::detail::with_l2(gradient, decay, value);
     }
-    const float average = detail::moved(states[0], beta1, beta1_complement, gradient);
+    const float average = optim::detail::moved(states[0], beta1, beta1_complement, gradient);
     const float square =
-        detail::moved(states[1], beta2, multiply(beta2_complement, gradient), gradient);
+        optim::detail::moved(states[1], beta2, multiply(beta2_complement, gradient), gradient);
     states[0] = average;
     states[1] = square;
     float under_root = square;
@@ -86,9 +87,9 @@ struct SgdRule {
 
   ZEROPAGE_ELEMENT float apply(float value, float gradient, [[maybe_unused]] float* states) const {
     using namespace rounded;
-    gradient = detail::with_l2(gradient, weight_decay, value);
+    gradient = optim::detail::with_l2(gradient, weight_decay, value);
     if constexpr (kMomentum != Momentum::kNone) {
-      states[0] = detail::moved(states[0], buffer_rate, dampening_complement, gradient);
+      states[0] = optim::detail::moved(states[0], buffer_rate, dampening_complement, gradient);
       gradient = kMomentum == Momentum::kNesterov ? multiply_add(momentum, states[0], gradient)
                                                   : states[0];
     }
@@ -107,7 +108,7 @@ struct AdagradRule {
 
   ZEROPAGE_ELEMENT float apply(float value, float gradient, float* states) const {
     using namespace rounded;
-    gradient = detail::with_l2(gradient, weight_decay, value);
+    gradient = optim::detail::with_l2(gradient, weight_decay, value);
     states[0] = multiply_add(gradient, gradient, states[0]);
     const float denominator = add(square_root(states[0]), eps);
     return multiply_add(-step_size, divide(gradient, denominator), value);
@@ -128,8 +129,8 @@ struct LionRule {
 
   ZEROPAGE_ELEMENT float apply(float value, float gradient, float* states) const {
     using namespace rounded;
-    const float direction = detail::moved(states[0], beta1, beta1_complement, gradient);
-    states[0] = detail::moved(states[0], beta2, beta2_complement, gradient);
+    const float direction = optim::detail::moved(states[0], beta1, beta1_complement, gradient);
+    states[0] = optim::detail::moved(states[0], beta2, beta2_complement, gradient);
     // 0 and NaN are their own signs.
     const float sign = direction > 0.0F ? 1.0F : direction < 0.0F ? -1.0F : direction;
     return multiply_add(-step_size, sign, multiply(value, decay));
@@ -149,9 +150,9 @@ struct MuonDirectionRule {
   float momentum_complement = 0;
 
   ZEROPAGE_ELEMENT float apply(float /*value*/, float gradient, float* states) const {
-    states[0] = detail::moved(states[0], momentum, momentum_complement, gradient);
+    states[0] = optim::detail::moved(states[0], momentum, momentum_complement, gradient);
     if constexpr (!kNesterov) return states[0];
-    return detail::moved(gradient, momentum_complement, momentum, states[0]);
+    return optim::detail::moved(gradient, momentum_complement, momentum, states[0]);
   }
 };
 
@@ -171,11 +172,12 @@ struct LambRule {
 
   ZEROPAGE_ELEMENT float apply(float value, float gradient, float* states) const {
     using namespace rounded;
-    states[0] = detail::moved(states[0], beta1, beta1_complement, gradient);
-    states[1] = detail::moved(states[1], beta2, multiply(beta2_complement, gradient), gradient);
+    states[0] = optim::detail::moved(states[0], beta1, beta1_complement, gradient);
+    states[1] =
+        optim::detail::moved(states[1], beta2, multiply(beta2_complement, gradient), gradient);
     const float denominator = multiply_add(square_root(states[1]), root_factor, eps);
     const float direction = divide(multiply(states[0], average_factor), denominator);
-    return detail::with_l2(direction, decay, value);
+    return optim::detail::with_l2(direction, decay, value);
   }
 };
 
@@ -200,4 +202,4 @@ using UpdateRule =
                  SgdRule<Momentum::kHeavyBall>, SgdRule<Momentum::kNesterov>, AdagradRule, LionRule,
                  MuonDirectionRule<false>, MuonDirectionRule<true>, LambRule, DescentRule>;
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

@@ -2,7 +2,7 @@
 
 #include <ATen/ops/zeros_like.h>
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 at::Tensor made_alike(at::Tensor& tensor, const at::Tensor& parameter) {
   if (!tensor.defined()) tensor = at::zeros_like(parameter);
@@ -23,4 +23,4 @@ void check_steppable(const char* who, const at::Tensor& parameter, const at::Ten
            "; zeropage::Optimizer steps low precision and other strides, also on one rank");
 }
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

@@ -14,7 +14,7 @@
 #include "optim/tensor_form.h"
 #include "zeropage/check.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 // The parameter's values, or gradient, flat, if they can be stepped where they lie.
 // who: "Muon". Throws unless they are fp32 of one memory, and the gradient is dense and alike.
@@ -42,8 +42,8 @@ void whole_step(const char* who, const Options& options, int64_t step, const Ten
   if (reads == UpdateReads::kSums) sums.directions = sum_of_squares(directions.cpu());
   if (reads == UpdateReads::kMatrix) form.transform(options, directions.view(parameter.sizes()));
   const Stretch along{.values = values, .gradient = directions};
-  detail::fused_step(descent_of(options), step, {&along, 1},
-                     {.scale = form.factor(options, parameter.sizes(), sums)});
+  optim::detail::fused_step(descent_of(options), step, {&along, 1},
+                            {.scale = form.factor(options, parameter.sizes(), sums)});
 }
 
 // A step of a class of torch::optim with such options: calls step(options, parameter, state) for the groups' parameters that
@@ -76,4 +76,4 @@ at::Tensor step_groups(
 // The tensor, made of zeros shaped as the parameter where it is undefined.
 at::Tensor made_alike(at::Tensor& tensor, const at::Tensor& parameter);
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

@@ -20,7 +20,7 @@
 #include "zeropage/check.h"
 #include "zeropage/ledger.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 namespace {
 
 thread_local WorkerPool* pool_of_thread = nullptr;
@@ -100,7 +100,7 @@ class CallersView {
 // in each, and goes back to all cores.
 class PlacingObserver : public tbb::task_scheduler_observer {
  public:
-  PlacingObserver(tbb::task_arena& arena, const memory::CoreSet& cores, Pinning pinning)
+  PlacingObserver(tbb::task_arena& arena, const device::CoreSet& cores, Pinning pinning)
       : tbb::task_scheduler_observer(arena),
         pinning_(pinning),
         cores_(cores),
@@ -116,18 +116,18 @@ class PlacingObserver : public tbb::task_scheduler_observer {
     const auto slot = static_cast<size_t>(tbb::this_task_arena::current_thread_index());
     noting_errors([&] {
       if (pinning_ == Pinning::kNone) {
-        if (is_worker) memory::bind_this_thread(memory::Machine::here().cores());
+        if (is_worker) device::bind_this_thread(device::Machine::here().cores());
       } else if (is_worker) {
-        memory::bind_this_thread({cores_[slot % cores_.size()]});
+        device::bind_this_thread({cores_[slot % cores_.size()]});
       } else {
-        callers_[slot].emplace(memory::CoreSet{cores_[slot % cores_.size()]});
+        callers_[slot].emplace(device::CoreSet{cores_[slot % cores_.size()]});
       }
     });
   }
 
   void on_scheduler_exit(bool is_worker) override {
     if (is_worker) {
-      noting_errors([] { memory::bind_this_thread(memory::Machine::here().cores()); });
+      noting_errors([] { device::bind_this_thread(device::Machine::here().cores()); });
     } else {
       callers_[static_cast<size_t>(tbb::this_task_arena::current_thread_index())].reset();
     }
@@ -151,22 +151,22 @@ class PlacingObserver : public tbb::task_scheduler_observer {
   }
 
   const Pinning pinning_;
-  const memory::CoreSet& cores_;
+  const device::CoreSet& cores_;
   // By slot; a slot is its thread's alone between entry and exit.
-  std::vector<std::optional<memory::BindingScope>> callers_;
+  std::vector<std::optional<device::BindingScope>> callers_;
   std::mutex mutex_;
   std::exception_ptr refused_;  // guarded by mutex_
 };
 
-memory::CoreSet cores_of(const WorkerPoolOptions& options) {
-  memory::CoreSet cores = options.cores ? *options.cores : memory::own_core_set();
+device::CoreSet cores_of(const WorkerPoolOptions& options) {
+  device::CoreSet cores = options.cores ? *options.cores : device::own_core_set();
   ZP_CHECK(!cores.empty(),
            "WorkerPool: cores: expected at least one core, got a core set of zero cores; "
            "memory::Machine::here().core_sets(ranks) divides those of this process");
   return cores;
 }
 
-int threads_of(const WorkerPoolOptions& options, const memory::CoreSet& cores) {
+int threads_of(const WorkerPoolOptions& options, const device::CoreSet& cores) {
   ZP_CHECK(options.threads >= 0,
            "WorkerPool: threads: expected 1 or more, or 0 for one a core, got ", options.threads);
   return options.threads > 0 ? options.threads : static_cast<int>(cores.size());
@@ -179,7 +179,7 @@ struct WorkerPool::Arena {
       : cores(cores_of(options)), threads(threads_of(options, cores)), arena(threads) {
     if (options.pinning == Pinning::kToCores) {
       // Where a core cannot be had, the maker hears of it.
-      for (const memory::Core& core : cores) const memory::BindingScope bound({core});
+      for (const device::Core& core : cores) const device::BindingScope bound({core});
     }
     arena.initialize();
     placing.emplace(arena, cores, options.pinning);
@@ -190,7 +190,7 @@ struct WorkerPool::Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  const memory::CoreSet cores;
+  const device::CoreSet cores;
   const int threads;
   tbb::task_arena arena;
   std::optional<PlacingObserver> placing;
@@ -205,7 +205,7 @@ int WorkerPool::threads() const {
   return arena_->threads;
 }
 
-const memory::CoreSet& WorkerPool::cores() const {
+const device::CoreSet& WorkerPool::cores() const {
   return arena_->cores;
 }
 
@@ -215,12 +215,12 @@ void WorkerPool::parallel_for(int64_t numel, int64_t grain,
            " and ", grain);
   if (numel == 0) return;
   const CallersView view(this);
-  const int64_t parts = std::min<int64_t>(threads(), memory::div_ceil(numel, grain));
+  const int64_t parts = std::min<int64_t>(threads(), base::div_ceil(numel, grain));
   if (parts == 1) {
     const CallersView::Scope scope(view);
     return body(0, numel);
   }
-  const int64_t part_numel = memory::div_ceil(numel, parts);
+  const int64_t part_numel = base::div_ceil(numel, parts);
   std::mutex mutex;
   std::exception_ptr error;  // guarded by mutex
   // The arena orders the parts after the caller and before its return; ThreadSanitizer, which does
@@ -261,4 +261,4 @@ WorkerPool* WorkerPoolScope::current() {
   return pool_of_thread;
 }
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

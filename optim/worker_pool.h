@@ -23,14 +23,14 @@
 
 #include "device/topology.h"
 
-namespace zeropage::offload {
+namespace zeropage::optim {
 
 enum class Pinning : uint8_t { kToCores, kNone };
 
 struct WorkerPoolOptions {
   // Where the threads run: thread i on core i modulo the set's size. Default:
-  // memory::own_core_set(), this process's part of the machine.
-  std::optional<memory::CoreSet> cores;
+  // device::own_core_set(), this process's part of the machine.
+  std::optional<device::CoreSet> cores;
   // The calling one included. 0: one a core. More than the process has cores makes them share.
   int threads = 0;
   // kNone leaves them to the scheduler, which may run them beside LibTorch's.
@@ -45,7 +45,7 @@ class WorkerPool {
   WorkerPool& operator=(const WorkerPool&) = delete;
 
   int threads() const;
-  const memory::CoreSet& cores() const;
+  const device::CoreSet& cores() const;
 
   // Calls body(begin, end) for min(threads, numel / grain, rounded up) parts of [0, numel), and
   // returns when all have ended; then rethrows what the first of them to fail threw. A body may
@@ -75,4 +75,4 @@ class WorkerPoolScope {
   WorkerPool* const before_;
 };
 
-}  // namespace zeropage::offload
+}  // namespace zeropage::optim

@@ -4,7 +4,7 @@
 
 #include "zeropage/check.h"
 
-namespace zeropage::memory {
+namespace zeropage::paging {
 
 Page::Page(std::string name, int64_t bytes, std::vector<StorageInPage> page_storages)
     : name_(std::move(name)), bytes_(bytes), page_storages_(std::move(page_storages)) {}
@@ -44,8 +44,8 @@ void Page::evict() {
 }
 
 void Page::move_to(State from, State to) {
-  TORCH_INTERNAL_ASSERT(state_ == from, "page \"", name_, "\" cannot become ", memory::name(to),
-                        ": it is ", memory::name(state_));
+  TORCH_INTERNAL_ASSERT(state_ == from, "page \"", name_, "\" cannot become ", paging::name(to),
+                        ": it is ", paging::name(state_));
   state_ = to;
 }
 
@@ -54,4 +54,4 @@ const char* name(Page::State state) {
   return kNames[static_cast<size_t>(state)];
 }
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::paging

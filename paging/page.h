@@ -21,7 +21,7 @@
 #include "paging/page_users.h"
 #include "zeropage/pending.h"
 
-namespace zeropage::memory {
+namespace zeropage::paging {
 
 class Page {
  public:
@@ -35,7 +35,7 @@ class Page {
   int64_t bytes() const { return bytes_; }
   State state() const { return state_; }
   bool resident() const { return state_ == State::kClean || state_ == State::kDirty; }
-  const Pending& arrival() const { return fetch_.arrival; }
+  const memory::Pending& arrival() const { return fetch_.arrival; }
   const at::Tensor& buffer() const { return fetch_.buffer; }
   PageStorages& page_storages() { return page_storages_; }
 
@@ -68,4 +68,4 @@ class Page {
 // "clean", for messages.
 const char* name(Page::State state);
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::paging

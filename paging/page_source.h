@@ -11,12 +11,12 @@
 
 #include "zeropage/pending.h"
 
-namespace zeropage::memory {
+namespace zeropage::paging {
 
 // A page's bytes on their way: valid once `arrival` has ended.
 struct Fetch {
   at::Tensor buffer;  // 1-D, contiguous, of the page's dtype
-  Pending arrival;
+  memory::Pending arrival;
 };
 
 class PageSource {
@@ -32,4 +32,4 @@ class PageSource {
   virtual void end_pass() {}
 };
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::paging

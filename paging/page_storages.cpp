@@ -2,7 +2,7 @@
 
 #include "zeropage/check.h"
 
-namespace zeropage::memory {
+namespace zeropage::paging {
 namespace {
 
 void release_address(void* address);
@@ -103,4 +103,4 @@ PageAddress address_of(const c10::StorageImpl& storage) {
   return {address->pager.lock(), address->page};
 }
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::paging

@@ -19,7 +19,7 @@
 
 #include <c10/core/Storage.h>
 
-namespace zeropage::memory {
+namespace zeropage::paging {
 
 class Pager;
 
@@ -68,4 +68,4 @@ bool is_paged(const c10::StorageImpl& storage);
 // REQUIRES: is_paged(storage).
 PageAddress address_of(const c10::StorageImpl& storage);
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::paging

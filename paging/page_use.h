@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <span>
 
-namespace zeropage::memory {
+namespace zeropage::paging {
 
 // Training and inference have a trace each; a guard of the user has none.
 enum class Pass : uint8_t { kTraining, kInference, kAside };
@@ -21,4 +21,4 @@ inline bool contains(std::span<const PageUse> uses, size_t page) {
                      [&](const PageUse& use) { return use.page == page; });
 }
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::paging

@@ -7,7 +7,7 @@
 
 #include "paging/page_use.h"
 
-namespace zeropage::memory {
+namespace zeropage::paging {
 
 class PageUsers {
  public:
@@ -35,4 +35,4 @@ class PageUsers {
   int writing_guards_ = 0;  // of guards_
 };
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::paging

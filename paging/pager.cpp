@@ -9,7 +9,7 @@
 #include "zeropage/bytes.h"
 #include "zeropage/check.h"
 
-namespace zeropage::memory {
+namespace zeropage::paging {
 namespace {
 
 // A thread that holds pins must not wait for other threads to let go of theirs: they may wait for
@@ -24,23 +24,23 @@ std::shared_ptr<Pager> Pager::make(std::unique_ptr<PageSource> source, PagerOpti
 
 Pager::Pager(std::unique_ptr<PageSource> source, PagerOptions options)
     : options_(std::move(options)),
-      pages_(std::make_unique<detail::ResidentPages>(std::move(source), options_.what)),
-      schedule_(std::make_unique<detail::PageSchedule>(*pages_, options_)) {}
+      pages_(std::make_unique<paging::detail::ResidentPages>(std::move(source), options_.what)),
+      schedule_(std::make_unique<paging::detail::PageSchedule>(*pages_, options_)) {}
 
 Pager::~Pager() = default;
 
 size_t Pager::add_page(std::string name, int64_t bytes,
                        std::vector<Page::StorageInPage> page_storages) {
   ZP_CHECK(options_.budget_bytes == 0 || bytes <= options_.budget_bytes, options_.what, " page \"",
-           name, "\" has ", format_bytes(bytes), ", but ", options_.budget_option, " is ",
-           format_bytes(options_.budget_bytes), ": no operator could use it; raise it to at least ",
-           bytes, " bytes");
+           name, "\" has ", memory::format_bytes(bytes), ", but ", options_.budget_option, " is ",
+           memory::format_bytes(options_.budget_bytes),
+           ": no operator could use it; raise it to at least ", bytes, " bytes");
   const std::lock_guard lock(mutex_);
   return pages_->add(std::move(name), bytes, std::move(page_storages), weak_from_this());
 }
 
 void Pager::pin(std::span<const PageUse> uses, std::string_view who, Pass pass) {
-  detail::ResidentPages& pages = *pages_;
+  paging::detail::ResidentPages& pages = *pages_;
   Lock lock(mutex_);
   const bool moved = schedule_->touch(uses, pass);
   make_room(lock, uses, who);
@@ -115,18 +115,19 @@ void Pager::refuse(std::span<const PageUse> uses, std::string_view who) const {
   for (const PageUse& use : uses) {
     const Page& page = (*pages_)[use.page];
     names += c10::str(names.empty() ? "\"" : ", \"", page.name(), "\" (",
-                      format_bytes(page.bytes()), ")");
+                      memory::format_bytes(page.bytes()), ")");
     needed += page.bytes();
   }
   for (size_t index = 0; index < pages_->size(); ++index) {
     const Page& page = (*pages_)[index];
     if (page.users.any() && !contains(uses, index)) pinned += page.bytes();
   }
-  ZP_THROW(who, " needs ", options_.what, " pages ", names, " at once, ", format_bytes(needed),
+  ZP_THROW(who, " needs ", options_.what, " pages ", names, " at once, ",
+           memory::format_bytes(needed),
            pinned == 0 ? std::string()
-                       : c10::str(" beside ", format_bytes(pinned),
+                       : c10::str(" beside ", memory::format_bytes(pinned),
                                   " that a guard or an outer operator of this thread keeps"),
-           ", but ", options_.budget_option, " is ", format_bytes(options_.budget_bytes),
+           ", but ", options_.budget_option, " is ", memory::format_bytes(options_.budget_bytes),
            "; raise it to at least ", needed + pinned, " bytes, or use smaller pages");
 }
 
@@ -163,7 +164,7 @@ void Pager::write_back(size_t page) {
 
 void Pager::release_all(std::string_view who) {
   const std::lock_guard lock(mutex_);
-  detail::ResidentPages& pages = *pages_;
+  paging::detail::ResidentPages& pages = *pages_;
   const std::vector<size_t> there = pages.not_evicted();
   for (const size_t index : there) {
     ZP_CHECK(!pages[index].users.any(), who, ": ", options_.what, " page \"", pages[index].name(),
@@ -191,7 +192,7 @@ void Pager::end_pass(Pass pass) {
   pages_->end_pass();
 }
 
-PagingStatistics Pager::statistics() const {
+memory::PagingStatistics Pager::statistics() const {
   const std::lock_guard lock(mutex_);
   return pages_->statistics;
 }
@@ -205,4 +206,4 @@ int64_t Pager::largest_page_bytes() const {
   return pages_->largest_page_bytes();
 }
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::paging

@@ -35,7 +35,7 @@
 #include "paging/trace.h"
 #include "zeropage/detail/paging_statistics.h"
 
-namespace zeropage::memory {
+namespace zeropage::paging {
 
 namespace detail {
 class PageSchedule;
@@ -81,7 +81,7 @@ class Pager : public std::enable_shared_from_this<Pager> {
   void end_pass(Pass pass);
 
   // Since the pager was made.
-  PagingStatistics statistics() const;
+  memory::PagingStatistics statistics() const;
   int64_t resident_bytes() const;
   int64_t largest_page_bytes() const;
 
@@ -98,9 +98,9 @@ class Pager : public std::enable_shared_from_this<Pager> {
   mutable std::mutex mutex_;
   std::condition_variable unpinned_;
   // Guarded by mutex_.
-  const std::unique_ptr<detail::ResidentPages> pages_;
-  const std::unique_ptr<detail::PageSchedule> schedule_;
+  const std::unique_ptr<paging::detail::ResidentPages> pages_;
+  const std::unique_ptr<paging::detail::PageSchedule> schedule_;
   int64_t clock_ = 0;
 };
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::paging

@@ -7,7 +7,7 @@
 
 #include <ATen/core/operator_name.h>
 
-namespace zeropage::memory {
+namespace zeropage::paging {
 
 enum class Retention : uint8_t {
   kUntilUnused,    // a page goes when the trace does not need it soon
@@ -38,4 +38,4 @@ struct PagerOptions {
   bool traced = true;
 };
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::paging

@@ -7,7 +7,7 @@
 
 #include "zeropage/check.h"
 
-namespace zeropage::memory {
+namespace zeropage::paging {
 namespace {
 
 constexpr size_t kFewUses = 16;
@@ -84,4 +84,4 @@ void Pins::take(std::string_view who, Pass pass) {
   }
 }
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::paging

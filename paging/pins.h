@@ -12,7 +12,7 @@
 
 #include "paging/pager.h"
 
-namespace zeropage::memory {
+namespace zeropage::paging {
 
 // Pages, of any pagers, that stay resident while it lives.
 class Pins {
@@ -52,4 +52,4 @@ class Pins {
   Pass pass_ = Pass::kAside;
 };
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::paging

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace zeropage::memory {
+namespace zeropage::paging {
 namespace {
 
 // A pass that nobody ends must not grow for ever.
@@ -58,4 +58,4 @@ size_t Trace::next_use(size_t page) const {
   return next == uses.end() ? kNever : *next;
 }
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::paging

@@ -15,7 +15,7 @@
 #include <limits>
 #include <vector>
 
-namespace zeropage::memory {
+namespace zeropage::paging {
 
 class Trace {
  public:
@@ -47,4 +47,4 @@ class Trace {
   std::vector<size_t> recorded_;  // this pass
 };
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::paging

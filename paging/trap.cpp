@@ -15,22 +15,22 @@
 #include "paging/pins.h"
 #include "zeropage/check.h"
 
-namespace zeropage::memory {
+namespace zeropage::paging {
 namespace {
 
 using c10::FunctionSchema;
 using c10::IValue;
 
 bool is_trapped(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.key_set().has(kTrapKey) && tensor.has_storage();
+  return tensor.defined() && tensor.key_set().has(operators::kTrapKey) && tensor.has_storage();
 }
 
 bool is_paged(const at::Tensor& tensor) {
-  return is_trapped(tensor) && memory::is_paged(*tensor.storage().unsafeGetStorageImpl());
+  return is_trapped(tensor) && paging::is_paged(*tensor.storage().unsafeGetStorageImpl());
 }
 
 PageAddress address_of(const at::Tensor& tensor, const FunctionSchema& schema) {
-  PageAddress address = memory::address_of(*tensor.storage().unsafeGetStorageImpl());
+  PageAddress address = paging::address_of(*tensor.storage().unsafeGetStorageImpl());
   ZP_CHECK(address.pager, schema.name(), ": a sharded tensor of sizes ", tensor.sizes(),
            " outlived the DistributedDataParallel that held its values; keep that alive, or copy "
            "the values "
@@ -146,7 +146,7 @@ void refuse_what_breaks_pages(const FunctionSchema& schema, at::ArrayRef<IValue>
 // What would take a marked tensor's keys away, and nobody would notice.
 void refuse_what_drops_marks(const FunctionSchema& schema, at::ArrayRef<IValue> arguments) {
   if (std::string_view(schema.name()) != "aten::_has_compatible_shallow_copy_type") return;
-  const TensorMark* const mark = mark_of(arguments[0].toTensor());
+  const operators::TensorMark* const mark = operators::mark_of(arguments[0].toTensor());
   ZP_CHECK(mark == nullptr || arguments[1].toTensor().is_alias_of(arguments[0].toTensor()),
            "->to() or set_data() on ", mark->who(),
            ": the tensor would lose its mark; call ->to() on the module before it is marked");
@@ -157,9 +157,9 @@ bool reads_any(const FunctionSchema& schema, at::ArrayRef<IValue> arguments) {
   for (size_t index = 0; index < arguments.size(); ++index) {
     const at::AliasInfo* const alias = schema.arguments()[index].alias_info();
     if (alias != nullptr) continue;
-    const std::vector<at::Tensor> tensors = tensors_in(arguments[index]);
+    const std::vector<at::Tensor> tensors = operators::tensors_in(arguments[index]);
     const bool any = std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
-      return is_paged(tensor) || mark_of(tensor) != nullptr;
+      return is_paged(tensor) || operators::mark_of(tensor) != nullptr;
     });
     if (any) return true;
   }
@@ -171,12 +171,12 @@ bool reads_any(const FunctionSchema& schema, at::ArrayRef<IValue> arguments) {
 bool run_by_mark(const c10::OperatorHandle& op, at::ArrayRef<IValue> arguments,
                  torch::jit::Stack& stack) {
   const auto has_run = [&](const at::Tensor& argument) {
-    if (mark_of(argument) == nullptr) return false;
+    if (operators::mark_of(argument) == nullptr) return false;
     // The stack may hold the last reference, and what runs takes the arguments from it.
     const at::Tensor marked(argument.getIntrusivePtr());
     if (uses_under_way == 0)
-      mark_of(marked)->announce(op.operator_name(), reads_any(op.schema(), arguments));
-    return mark_of(marked)->run(op, marked, stack);
+      operators::mark_of(marked)->announce(op.operator_name(), reads_any(op.schema(), arguments));
+    return operators::mark_of(marked)->run(op, marked, stack);
   };
   return std::any_of(arguments.begin(), arguments.end(), [&](const IValue& argument) {
     if (argument.isTensor()) return has_run(argument.toTensor());
@@ -188,7 +188,7 @@ bool run_by_mark(const c10::OperatorHandle& op, at::ArrayRef<IValue> arguments,
 
 void trap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::DispatchKeySet below =
-      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kTrapKey);
+      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, operators::kTrapKey);
   const FunctionSchema& schema = op.schema();
   const auto arguments = torch::jit::last(*stack, schema.arguments().size());
   refuse_what_breaks_pages(schema, arguments);
@@ -196,7 +196,7 @@ void trap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
   if (run_by_mark(op, arguments, *stack)) return;
   // The key is not excluded below: operators that this one calls are trapped again, and pin what
   // they need themselves.
-  if (only_views(op) || only_imitates(schema)) {
+  if (operators::only_views(op) || only_imitates(schema)) {
     Views views;
     for (const IValue& argument : arguments) {
       for_each_trapped(argument, [&](const at::Tensor& tensor) {
@@ -215,7 +215,7 @@ void trap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
   }
   if (!pins.empty()) {
     // What brings a page is no part of the forward that somebody may be recording.
-    const InterceptorScope unseen(nullptr);
+    const operators::InterceptorScope unseen(nullptr);
     if (uses_under_way == 0) pins.announce(op.operator_name(), reads_any(schema, arguments));
     pins.take(schema.name());
   }
@@ -224,17 +224,17 @@ void trap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
 }
 
 TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericWrapper, library) {
-  static_assert(kTrapKey == c10::DispatchKey::TESTING_ONLY_GenericWrapper);
+  static_assert(operators::kTrapKey == c10::DispatchKey::TESTING_ONLY_GenericWrapper);
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&trap>());
 }
 
 }  // namespace
 
 void set_trap(const at::Tensor& tensor) {
-  if (tensor.key_set().has(kTrapKey)) return;
-  TORCH_INTERNAL_ASSERT(!memory::is_paged(*tensor.storage().unsafeGetStorageImpl()),
+  if (tensor.key_set().has(operators::kTrapKey)) return;
+  TORCH_INTERNAL_ASSERT(!paging::is_paged(*tensor.storage().unsafeGetStorageImpl()),
                         "trap a tensor before its storage is paged");
-  add_trap_key(tensor);
+  operators::add_trap_key(tensor);
 }
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::paging

@@ -20,7 +20,7 @@
 
 #include <ATen/core/TensorBody.h>
 
-namespace zeropage::memory {
+namespace zeropage::paging {
 
 // Puts the tensor under the trap, where it stays. The TensorImpl stays the same object.
 // REQUIRES: its storage is not paged yet. As long as it is not, the trap lets everything pass.
@@ -32,4 +32,4 @@ void check_dispatcher();
 // What it tries, in a SelfCheck (memory/self_check.h).
 void probe_dispatcher();
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::paging

@@ -48,7 +48,7 @@ at::Tensor moments_of(const at::Tensor& input) {
   const int64_t channels = input.size(1);
   const auto options = input.options().dtype(at::kDouble);
   if (input.numel() == 0) return at::zeros({1 + 2 * channels}, options);
-  const auto count = static_cast<double>(memory::div_exact(input.numel(), channels));
+  const auto count = static_cast<double>(base::div_exact(input.numel(), channels));
   const auto [var, mean] = at::var_mean(in_precision(input, precision_of(input)),
                                         all_but_channels(input), /*correction=*/at::Scalar(0));
   return at::cat(

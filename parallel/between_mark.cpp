@@ -195,11 +195,11 @@ at::Tensor BetweenMark::product(const c10::OperatorHandle& handle,
   if (name == "aten::t") {
     const SlicesAsTheyAre scope;
     at::Tensor view = given[0].toTensor().t();
-    memory::set_mark(view, c10::make_intrusive<BetweenMark>(layer_, Of::kTransposed, seen_));
+    operators::set_mark(view, c10::make_intrusive<BetweenMark>(layer_, Of::kTransposed, seen_));
     return view;
   }
   const size_t of_weight = name == "aten::addmm" ? 2 : 1;
-  ZP_CHECK(given[of_weight].isTensor() && memory::mark_of(given[of_weight].toTensor()) == this,
+  ZP_CHECK(given[of_weight].isTensor() && operators::mark_of(given[of_weight].toTensor()) == this,
            who(),
            ": expected it as the weight of a linear layer, got it as another argument; leave the "
            "layer out of the plan");

@@ -24,7 +24,7 @@ namespace zeropage::parallel {
 // Whether parts of a gradient have differed, by the operator that they came from.
 class PartsSeen;
 
-class BetweenMark final : public memory::TensorMark {
+class BetweenMark final : public operators::TensorMark {
  public:
   enum class Of : uint8_t {
     kParameter,   // of any layer

@@ -13,7 +13,7 @@
 
 namespace zeropage::parallel {
 
-class KnownSlice : public memory::TensorMark {
+class KnownSlice : public operators::TensorMark {
  public:
   // ranks: those of the group. cut: how the whole was cut.
   KnownSlice(std::string who, RanksPointer ranks, SlicedDimension cut)
@@ -37,12 +37,12 @@ class KnownSlice : public memory::TensorMark {
 
 // Null for a tensor that was not cut.
 inline const KnownSlice* known_slice_of(const at::Tensor& tensor) {
-  return dynamic_cast<const KnownSlice*>(memory::mark_of(tensor));
+  return dynamic_cast<const KnownSlice*>(operators::mark_of(tensor));
 }
 
 // For a tensor that became like a slice of the same sizes; nothing for one that has a mark.
 inline void mark_as_slice(const at::Tensor& tensor, const KnownSlice& like) {
-  if (memory::mark_of(tensor) == nullptr) memory::set_mark(tensor, like.of_result());
+  if (operators::mark_of(tensor) == nullptr) operators::set_mark(tensor, like.of_result());
 }
 
 }  // namespace zeropage::parallel

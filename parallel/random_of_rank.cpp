@@ -33,7 +33,7 @@ RandomOfRank::RandomOfRank(const comm::World& world) {
     generators.push_back(at::globalContext().defaultGenerator(world.device()));
   }
   for (at::Generator& generator : generators) {
-    outside_.push_back({generator, memory::copy_of(generator)});
+    outside_.push_back({generator, operators::copy_of(generator)});
     const std::lock_guard lock(generator.mutex());
     generator.set_current_seed(seed);
   }
@@ -41,7 +41,7 @@ RandomOfRank::RandomOfRank(const comm::World& world) {
 
 RandomOfRank::~RandomOfRank() {
   for (const Outside& outside : outside_) {
-    memory::assign_state(outside.generator, outside.state);
+    operators::assign_state(outside.generator, outside.state);
   }
 }
 

@@ -100,7 +100,7 @@ void take_slices_beside(const c10::OperatorHandle& handle, const at::Tensor& mar
   const std::vector<at::Tensor> in_lists =
       slices_in_lists(torch::jit::last(stack, arguments.size()));
   for (size_t index = 0; index < arguments.size(); ++index) {
-    if (memory::is_written(arguments[index])) continue;
+    if (operators::is_written(arguments[index])) continue;
     c10::IValue& argument = torch::jit::peek(stack, index, arguments.size());
     if (argument.isTensor()) {
       if (in_lists.empty()) argument = slice_beside(handle, argument.toTensor(), marked);
@@ -121,7 +121,7 @@ BecomingSlices::BecomingSlices(const c10::OperatorHandle& handle, const at::Tens
                                at::ArrayRef<c10::IValue> arguments) {
   const std::vector<at::Tensor> in_lists = slices_in_lists(arguments);
   for (size_t index = 0; index < arguments.size(); ++index) {
-    if (!memory::is_written(handle.schema().arguments()[index])) continue;
+    if (!operators::is_written(handle.schema().arguments()[index])) continue;
     if (arguments[index].isTensor()) {
       if (in_lists.empty()) add(handle, arguments[index].toTensor(), marked);
     } else if (arguments[index].isTensorList()) {
@@ -142,8 +142,8 @@ void BecomingSlices::add(const c10::OperatorHandle& handle, const at::Tensor& te
   // An operator that writes a new result gives an empty tensor its sizes.
   if (tensor.sizes() != from.sizes() && tensor.numel() != 0) return;
   const bool is_shared = tensor.has_storage() && tensor.storage().use_count() > 1;
-  ZP_CHECK(!is_shared && !tensor.requires_grad() && memory::mark_of(tensor) == nullptr &&
-               !memory::may_be_paged(tensor),
+  ZP_CHECK(!is_shared && !tensor.requires_grad() && operators::mark_of(tensor) == nullptr &&
+               !operators::may_be_paged(tensor),
            who, ": expected ", name,
            " to write to a tensor with memory of its own and without gradients, which becomes this "
            "rank's slice too, got one ",

@@ -21,13 +21,13 @@ class MarkingHook final : public torch::autograd::FunctionPreHook {
   torch::autograd::variable_list operator()(
       const torch::autograd::variable_list& gradients) override {
     const at::Tensor& gradient = gradients.front();
-    if (!gradient.defined() || !gradient.has_storage() || memory::mark_of(gradient) != nullptr) {
+    if (!gradient.defined() || !gradient.has_storage() || operators::mark_of(gradient) != nullptr) {
       return gradients;
     }
     // One that others hold may be the gradient of a whole tensor, too.
     const bool is_shared = gradient.use_count() > 1;
     const at::Tensor own = is_shared ? gradient.clone() : gradient;
-    memory::set_mark(own, mark_);
+    operators::set_mark(own, mark_);
     return {own};
   }
 
@@ -58,10 +58,10 @@ bool mark_as_gradient(const at::Tensor& gradient, const at::Tensor& parameter,
                       c10::intrusive_ptr<c10::BackendMeta> kept) {
   const KnownSlice* const of = known_slice_of(parameter);
   if (of == nullptr) return false;
-  if (memory::mark_of(gradient) != nullptr) return true;
+  if (operators::mark_of(gradient) != nullptr) return true;
   auto mark = of->of_gradient();
   if (kept) mark->keep(std::move(kept));
-  memory::set_mark(gradient, std::move(mark));
+  operators::set_mark(gradient, std::move(mark));
   return true;
 }
 

@@ -26,7 +26,7 @@ thread_local bool saving_was_seen = false;
 bool needs_gradient(at::ArrayRef<c10::IValue> arguments) {
   return at::GradMode::is_enabled() &&
          std::any_of(arguments.begin(), arguments.end(), [](const c10::IValue& argument) {
-           const std::vector<at::Tensor> tensors = memory::tensors_in(argument);
+           const std::vector<at::Tensor> tensors = operators::tensors_in(argument);
            return std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
              return tensor.defined() && tensor.requires_grad();
            });
@@ -41,7 +41,7 @@ void for_each_new_result(const c10::OperatorHandle& op, const torch::jit::Stack&
   const auto& returns = op.schema().returns();
   const auto results = torch::jit::last(stack, returns.size());
   for (size_t index = 0; index < returns.size(); ++index) {
-    if (memory::is_written(returns[index])) continue;
+    if (operators::is_written(returns[index])) continue;
     if (results[index].isTensor()) {
       visit(results[index].toTensor(), nullptr);
     } else if (results[index].isTensorList()) {
@@ -55,7 +55,8 @@ void for_each_new_result(const c10::OperatorHandle& op, const torch::jit::Stack&
 
 bool has_other_mark(at::ArrayRef<c10::IValue> arguments, const SliceMark& own) {
   return std::any_of(arguments.begin(), arguments.end(), [&own](const c10::IValue& argument) {
-    const auto* const mark = argument.isTensor() ? memory::mark_of(argument.toTensor()) : nullptr;
+    const auto* const mark =
+        argument.isTensor() ? operators::mark_of(argument.toTensor()) : nullptr;
     return mark != nullptr && mark != &own;
   });
 }
@@ -151,7 +152,7 @@ bool slices_are_seen() {
 }
 
 const SliceMark* slice_mark_of(const at::Tensor& tensor) {
-  return dynamic_cast<const SliceMark*>(memory::mark_of(tensor));
+  return dynamic_cast<const SliceMark*>(operators::mark_of(tensor));
 }
 
 SliceMark::SliceMark(std::string who, RanksPointer ranks, SlicedDimension cut)
@@ -346,7 +347,7 @@ void SliceMark::run_on_whole(const c10::OperatorHandle& handle, const at::Tensor
   };
   for (size_t index = 0; index < count; ++index) {
     c10::IValue& argument = torch::jit::peek(stack, index, count);
-    if (memory::is_written(handle.schema().arguments()[index])) {
+    if (operators::is_written(handle.schema().arguments()[index])) {
       ZP_CHECK(!argument.isTensor() || slice_mark_of(argument.toTensor()) == nullptr, who(),
                ": expected a tensor that is no slice for what ", handle.operator_name().name,
                " writes, which are figures of the whole; write to torch::empty({0})");

@@ -91,7 +91,8 @@ bool is_of_two(const c10::OperatorName& name) {
 
 SliceUse slice_use_of(const c10::OperatorHandle& op) {
   const std::string_view name = op.operator_name().name;
-  if (memory::draws(op)) return name.ends_with("_like") ? SliceUse::kDrawsLike : SliceUse::kDraws;
+  if (operators::draws(op))
+    return name.ends_with("_like") ? SliceUse::kDrawsLike : SliceUse::kDraws;
   if (reads_sizes_alone(name)) return SliceUse::kSizes;
   if (is_of_two(op.operator_name())) return SliceUse::kElements;
   if (tells_figures(name)) return SliceUse::kFigures;

@@ -15,7 +15,7 @@
 namespace zeropage {
 namespace {
 
-using memory::TensorMark;
+using operators::TensorMark;
 
 struct NormLayer {
   std::string name;
@@ -98,7 +98,7 @@ std::vector<std::string> lines_of(const std::vector<NormLayer>& layers) {
 }  // namespace
 
 size_t sync_batch_norm(torch::nn::Module& module, const comm::World& world) {
-  memory::check_dispatcher();
+  paging::check_dispatcher();
   const std::vector<NormLayer> layers = norm_layers_of(module);
   world.check_agreement("sync_batch_norm", lines_of(layers));
   ZP_CHECK(!layers.empty(),
@@ -115,8 +115,8 @@ size_t sync_batch_norm(torch::nn::Module& module, const comm::World& world) {
     // All tensors of a layer go into one operator, so one mark is enough.
     const bool on_weight = layer.weight.defined();
     const auto on = on_weight ? TensorMark::On::kParameter : TensorMark::On::kBuffer;
-    memory::set_mark(on_weight ? layer.weight : layer.running_mean,
-                     c10::make_intrusive<BatchNormMark>(layer, on, ranks));
+    operators::set_mark(on_weight ? layer.weight : layer.running_mean,
+                        c10::make_intrusive<BatchNormMark>(layer, on, ranks));
   }
   return layers.size();
 }

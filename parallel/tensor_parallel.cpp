@@ -132,12 +132,12 @@ class CutMark final : public parallel::SliceMark {
       return linear(tensor(1), transposed(tensor(2)), tensor(0));
     }
     at::Tensor view = transposed(tensor(0));
-    memory::set_mark(view, c10::make_intrusive<CutMark>(cut_, Of::kTransposed));
+    operators::set_mark(view, c10::make_intrusive<CutMark>(cut_, Of::kTransposed));
     return view;
   }
 
   void check_is_here(const at::Tensor& argument) const {
-    ZP_CHECK(memory::mark_of(argument) == this, who(),
+    ZP_CHECK(operators::mark_of(argument) == this, who(),
              ": expected it as the weight of a linear layer, got it as another argument; leave the "
              "layer out of the plan");
   }
@@ -282,10 +282,10 @@ void check_can_be_cut(const PlannedLayer& layer, const std::vector<PlannedLayer>
   const auto uses = std::count_if(all.begin(), all.end(), [&](const PlannedLayer& other) {
     return other.weight.is_same(layer.weight);
   });
-  ZP_CHECK(uses == 1 && memory::mark_of(layer.weight) == nullptr,
+  ZP_CHECK(uses == 1 && operators::mark_of(layer.weight) == nullptr,
            "tensor_parallel: the weight of \"", layer.name, "\" is marked already, or ", uses,
            " layers of the plan have it; name each weight once");
-  ZP_CHECK(!memory::may_be_paged(layer.weight), "tensor_parallel: \"", layer.name,
+  ZP_CHECK(!operators::may_be_paged(layer.weight), "tensor_parallel: \"", layer.name,
            "\" is sharded by a DistributedDataParallel; call tensor_parallel() before wrapping");
 }
 
@@ -297,10 +297,10 @@ void cut_tensor(const at::Tensor& tensor, const SlicedDimension& cut, int rank) 
 void cut_layer(const PlannedLayer& layer, const SlicedDimension& cut, const RanksPointer& ranks) {
   const int rank = ranks->world.rank();
   cut_tensor(layer.weight, cut, rank);
-  memory::set_mark(layer.weight, mark_for(layer, cut, ranks));
+  operators::set_mark(layer.weight, mark_for(layer, cut, ranks));
   if (layer.cut.kind == Cut::Kind::kRow || !layer.bias.defined()) return;
   cut_tensor(layer.bias, cut, rank);
-  memory::set_mark(
+  operators::set_mark(
       layer.bias,
       c10::make_intrusive<parallel::SliceMark>(
           "the bias of \"" + layer.name + "\", which tensor_parallel() cut", ranks, cut));
@@ -313,9 +313,10 @@ void mark_between(const PlannedLayer& layer, const RanksPointer& ranks) {
       quoted, quoted + ", which the plan of tensor_parallel() has between a column and its row",
       ranks});
   const auto of_weight = layer.is_linear ? BetweenMark::Of::kWeight : BetweenMark::Of::kParameter;
-  memory::set_mark(layer.weight, c10::make_intrusive<BetweenMark>(of_layer, of_weight));
+  operators::set_mark(layer.weight, c10::make_intrusive<BetweenMark>(of_layer, of_weight));
   if (!layer.bias.defined()) return;
-  memory::set_mark(layer.bias, c10::make_intrusive<BetweenMark>(of_layer, BetweenMark::Of::kBias));
+  operators::set_mark(layer.bias,
+                      c10::make_intrusive<BetweenMark>(of_layer, BetweenMark::Of::kBias));
 }
 
 void check_is_defined(const at::Tensor& tensor, const char* who) {
@@ -327,7 +328,7 @@ void check_is_defined(const at::Tensor& tensor, const char* who) {
 std::vector<std::string> lines_of(const std::vector<PlannedLayer>& layers) {
   std::vector<std::string> lines;
   for (const PlannedLayer& layer : layers) {
-    const bool is_marked = memory::mark_of(layer.weight) != nullptr;
+    const bool is_marked = operators::mark_of(layer.weight) != nullptr;
     lines.push_back(c10::str(layer.name, ": ", kNamesOfKind[static_cast<size_t>(layer.cut.kind)],
                              ", parts ", words_of(layer.cut.parts), ", unit ", layer.cut.unit,
                              layer.cut.may_be_uneven ? ", uneven" : "", ", weight ",
@@ -389,7 +390,7 @@ at::Tensor own_slice(const at::Tensor& parameter) {
 
 void tensor_parallel(torch::nn::Module& module, const comm::World& world,
                      const TensorParallelPlan& plan) {
-  memory::check_dispatcher();
+  paging::check_dispatcher();
   const std::vector<PlannedLayer> layers = layers_of(module, plan);
   world.check_agreement("tensor_parallel", lines_of(layers));
   std::vector<std::optional<SlicedDimension>> cuts;

@@ -29,7 +29,7 @@ ActionLists lists_of(const PipelineStage& stage, const PipelineOptions& options)
     ZP_CHECK(micro_steps > 0 && micro_steps <= std::numeric_limits<int>::max(),
              "AccumulatorOptions::micro_steps: expected 1 or more, got ", micro_steps);
     ActionLists lists = schedule->actions(stage.ranks().size(), static_cast<int>(micro_steps));
-    parallel::check_order(lists);
+    pipeline::check_order(lists);
     return lists;
   } catch (const c10::Error&) {
     throw;
@@ -160,7 +160,7 @@ struct Pipeline::Parts {
     const Pass pass = passes.extract(place_of(action)).mapped();
     const at::Tensor input = is_first(action) ? at::Tensor() : pass.input;
     const auto before = checkpointing::recompute_statistics();
-    SplitMicroStep split;
+    accumulate::SplitMicroStep split;
     if (is_last(action)) {
       split = accumulator.stage_backwards().begin(pass.output, input, given.weight_of(action));
     } else {
@@ -252,10 +252,10 @@ struct Pipeline::Parts {
   const std::string schedule;
   const bool splits_backward;
   const int rank;
-  StageWalk walk;
+  pipeline::StageWalk walk;
   Accumulator accumulator;
   std::map<Place, Pass> passes;
-  std::map<Place, SplitMicroStep> splits;  // whose weight gradient follows
+  std::map<Place, accumulate::SplitMicroStep> splits;  // whose weight gradient follows
   std::vector<parallel::TimedAction> timeline;
 };
 
@@ -274,18 +274,19 @@ void Pipeline::run(const std::vector<at::Tensor>& inputs, const Loss& loss,
   size_t next = 0;
   parts.timeline.clear();
   try {
-    parts.walk.run(
-        {.actions = actions,
-         .begin = [&] { parts.check(given); },
-         .perform =
-             [&](const Action& action) {
-               parts.receive_ahead_of(actions, next++);
-               parts.receive_ahead_of(actions, next);
-               parts.perform(action, given);
-               parts.timeline.push_back({action, parts.walk.begun_s(), StageWalk::now_s()});
-             },
-         .advice = "The step is dropped on all ranks of the pipeline, and the next run() "
-                   "may follow"});
+    parts.walk.run({.actions = actions,
+                    .begin = [&] { parts.check(given); },
+                    .perform =
+                        [&](const Action& action) {
+                          parts.receive_ahead_of(actions, next++);
+                          parts.receive_ahead_of(actions, next);
+                          parts.perform(action, given);
+                          parts.timeline.push_back(
+                              {action, parts.walk.begun_s(), pipeline::StageWalk::now_s()});
+                        },
+                    .advice =
+                        "The step is dropped on all ranks of the pipeline, and the next run() "
+                        "may follow"});
   } catch (...) {
     if (!parts.walk.is_broken()) parts.drop();
     throw;

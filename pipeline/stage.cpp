@@ -111,7 +111,8 @@ bool register_own(const Module& whole, const Listed& own, Module& part_of_model)
 }
 
 // Gives the stage's tensors their values; those of others are computed for the random numbers, and let go.
-void fill(const Module& whole, const Module& part_of_model, const memory::ConstructionTape& tape) {
+void fill(const Module& whole, const Module& part_of_model,
+          const operators::ConstructionTape& tape) {
   std::vector<at::Tensor> targets, own;
   const auto collect = [&tape](const Module& module, std::vector<at::Tensor>& tensors) {
     for (const auto& of_module : {module.parameters(), module.buffers()}) {
@@ -166,14 +167,15 @@ void take_values_of_first(const ModelPart& part, const Module& part_of_model) {
 std::shared_ptr<ModelPart> make_part(const Module& whole, const PipelineLayers& layers,
                                      const std::vector<int64_t>& first_layers,
                                      const comm::World& ranks) {
-  const TensorOwners owners(whole, layers, first_layers, ranks.size());
+  const pipeline::TensorOwners owners(whole, layers, first_layers, ranks.size());
   std::unordered_map<const at::TensorImpl*, size_t> parameters, buffers;
   auto part = std::make_shared<ModelPart>(ModelPart{
       .ranks = ranks,
       .tied = {},
-      .parameters =
-          owners.list(whole.named_parameters(), TensorOwners::Kind::kParameter, parameters),
-      .buffers = owners.list(whole.named_buffers(), TensorOwners::Kind::kBuffer, buffers)});
+      .parameters = owners.list(whole.named_parameters(), pipeline::TensorOwners::Kind::kParameter,
+                                parameters),
+      .buffers =
+          owners.list(whole.named_buffers(), pipeline::TensorOwners::Kind::kBuffer, buffers)});
   bool is_tied = false;
   for (const auto& [tensor, index] : parameters) {
     const TensorOfModel& of = part->parameters[index];
@@ -196,7 +198,7 @@ std::shared_ptr<ModelPart> make_part(const Module& whole, const PipelineLayers& 
 
 PipelineStage::PipelineStage(std::shared_ptr<torch::nn::Module> whole, PipelineLayers layers,
                              const comm::World& ranks, const PipelineStageOptions& options,
-                             const memory::ConstructionTape* tape)
+                             const operators::ConstructionTape* tape)
     : Module("PipelineStage"),
       whole_(std::move(whole)),
       chunks_(options.chunks),

@@ -4,7 +4,7 @@
 
 #include "zeropage/ledger.h"
 
-namespace zeropage::parallel {
+namespace zeropage::pipeline {
 namespace {
 
 // Neighbours that meet in one split: no rank is in two of them. edge: between rank `edge` and the next one.
@@ -100,4 +100,4 @@ comm::Traffic StageLinks::sent() const {
   return sum;
 }
 
-}  // namespace zeropage::parallel
+}  // namespace zeropage::pipeline

@@ -22,7 +22,7 @@
 #include "pipeline/schedule/message.h"
 #include "zeropage/world.h"
 
-namespace zeropage::parallel {
+namespace zeropage::pipeline {
 
 class StageLinks {
  public:
@@ -74,4 +74,4 @@ class StageLinks {
   std::deque<Sent> sent_;
 };
 
-}  // namespace zeropage::parallel
+}  // namespace zeropage::pipeline

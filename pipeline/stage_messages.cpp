@@ -7,7 +7,7 @@
 
 #include "zeropage/check.h"
 
-namespace zeropage::parallel {
+namespace zeropage::pipeline {
 namespace {
 
 constexpr int64_t kMostDimensions = 9;
@@ -189,4 +189,4 @@ void StageMessages::end_step() {
   stay_here_.clear();
 }
 
-}  // namespace zeropage::parallel
+}  // namespace zeropage::pipeline

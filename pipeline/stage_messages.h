@@ -21,7 +21,7 @@
 
 #include "pipeline/stage_links.h"
 
-namespace zeropage::parallel {
+namespace zeropage::pipeline {
 
 class StageMessages {
  public:
@@ -68,4 +68,4 @@ class StageMessages {
   std::map<Message, StageLinks::Arriving> ahead_;
 };
 
-}  // namespace zeropage::parallel
+}  // namespace zeropage::pipeline

@@ -8,7 +8,7 @@
 #include "comm/failure.h"
 #include "zeropage/check.h"
 
-namespace zeropage {
+namespace zeropage::pipeline {
 namespace {
 
 using parallel::Action;
@@ -146,4 +146,4 @@ void StageWalk::fail(const Pass& pass, size_t index, const std::string& own,
   ZP_THROW(words, ". ", pass.advice);
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::pipeline

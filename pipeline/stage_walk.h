@@ -26,7 +26,7 @@
 #include "zeropage/schedule.h"
 #include "zeropage/world.h"
 
-namespace zeropage {
+namespace zeropage::pipeline {
 
 class StageWalk {
  public:
@@ -57,8 +57,8 @@ class StageWalk {
   // When the action's message was there, or the action begun, in seconds of the host's clock.
   double begun_s() const { return begun_s_; }
   static double now_s();
-  parallel::StageMessages& messages() { return messages_; }
-  const parallel::StageMessages& messages() const { return messages_; }
+  StageMessages& messages() { return messages_; }
+  const StageMessages& messages() const { return messages_; }
 
  private:
   std::string at_action(const Pass& pass, size_t index) const;
@@ -72,12 +72,12 @@ class StageWalk {
   const comm::World all_ranks_;
   const parallel::ActionLists& lists_;
 
-  parallel::StageMessages messages_;
+  StageMessages messages_;
   // In this pass.
-  std::optional<parallel::Message> last_received_;
-  std::optional<parallel::Message> last_sent_;
+  std::optional<Message> last_received_;
+  std::optional<Message> last_sent_;
   double begun_s_ = 0;
   bool is_broken_ = false;  // while a pass runs, too
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::pipeline

@@ -5,7 +5,7 @@
 
 #include "zeropage/check.h"
 
-namespace zeropage {
+namespace zeropage::pipeline {
 namespace {
 
 using torch::nn::Module;
@@ -147,4 +147,4 @@ void TensorOwners::place(TensorOfModel& of, const at::Tensor& tensor, Kind kind)
   of.copy_on = ranks_ - 1;
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::pipeline

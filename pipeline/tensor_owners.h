@@ -14,7 +14,7 @@
 #include "zeropage/detail/model_part.h"
 #include "zeropage/pipeline.h"
 
-namespace zeropage {
+namespace zeropage::pipeline {
 
 class TensorOwners {
  public:
@@ -37,4 +37,4 @@ class TensorOwners {
   std::unordered_map<const at::TensorImpl*, std::set<int>> ranks_of_;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::pipeline

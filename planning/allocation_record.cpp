@@ -7,17 +7,17 @@
 #include "device/stream.h"
 #include "operators/construction_tape.h"
 
-namespace zeropage::detail {
+namespace zeropage::planning {
 
 void AllocationRecord::on_ledger(const memory::LedgerEvent& event) {
   using What = memory::LedgerEvent::What;
   if (event.account != memory::Account::kMeta || event.block == nullptr) return;
   if (event.what == What::kCharge) {
     const bool is_left_out =
-        construction_ == Construction::kHasNoMemory && memory::ConstructionTape::is_recording();
+        construction_ == Construction::kHasNoMemory && operators::ConstructionTape::is_recording();
     if (is_left_out) return;
     live_[event.block] = next_block_;
-    changes_.push_back({next_block_++, event.bytes, memory::simulated_stream()});
+    changes_.push_back({next_block_++, event.bytes, device::simulated_stream()});
   } else if (event.what == What::kDischarge) {
     const auto known = live_.find(event.block);
     if (known == live_.end()) return;
@@ -64,4 +64,4 @@ void Reserving::apply(const std::vector<AllocationChange>& changes) {
   }
 }
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::planning

@@ -12,12 +12,12 @@
 #include "planning/caching_allocator.h"
 #include "zeropage/event_sink.h"
 
-namespace zeropage::detail {
+namespace zeropage::planning {
 
 struct AllocationChange {
   int64_t block;   // tells blocks of a record apart, also those that follow each other in one place
   int64_t bytes;   // 0: it is freed
-  int64_t stream;  // memory::simulated_stream()
+  int64_t stream;  // device::simulated_stream()
 };
 
 // What a simulated step allocates on the meta device.
@@ -79,4 +79,4 @@ class Reserving {
   Reservation so_far_;
 };
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::planning

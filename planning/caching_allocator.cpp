@@ -8,7 +8,7 @@
 
 #include "base/exact.h"
 
-namespace zeropage::detail {
+namespace zeropage::planning {
 namespace {
 
 // The constants of c10/core/AllocatorConfig.h, and its default large_segment_size().
@@ -37,7 +37,7 @@ CachingAllocator::Place CachingAllocator::neighbour_after(Place block) {
 
 std::optional<CachingAllocator::Address> CachingAllocator::allocate(int64_t bytes, int64_t stream) {
   TORCH_INTERNAL_ASSERT(bytes > 0);
-  const int64_t rounded = memory::round_up(bytes, kLeastBlockBytes);
+  const int64_t rounded = base::round_up(bytes, kLeastBlockBytes);
   const Request request{rounded, stream, rounded <= kMostSmallBytes ? Pool::kSmall : Pool::kLarge};
   std::optional<Place> found = find_free(request);
   if (!found) found = take_segment(request);
@@ -94,7 +94,7 @@ std::optional<CachingAllocator::Place> CachingAllocator::find_free(const Request
 }
 
 std::optional<CachingAllocator::Place> CachingAllocator::take_segment(const Request& request) {
-  int64_t bytes = memory::round_up(request.bytes, kSegmentRoundingBytes);
+  int64_t bytes = base::round_up(request.bytes, kSegmentRoundingBytes);
   if (request.pool == Pool::kSmall) {
     bytes = kSmallSegmentBytes;
   } else if (request.bytes < kLeastOwnSegmentBytes) {
@@ -148,8 +148,7 @@ CachingAllocator::Place CachingAllocator::find_room(const Request& request) {
 // Gives the first bytes of a block memory, in whole granules. It joins what is free around it.
 CachingAllocator::Place CachingAllocator::map(Place block, int64_t bytes) {
   const bool is_small = block->second.pool == Pool::kSmall;
-  const int64_t mapped =
-      memory::round_up(bytes, is_small ? kSmallSegmentBytes : kLargeSegmentBytes);
+  const int64_t mapped = base::round_up(bytes, is_small ? kSmallSegmentBytes : kLargeSegmentBytes);
   auto& unmapped = of(block->second.pool).unmapped;
   unmapped.erase({block->second.stream, block->first});
   if (mapped < block->second.bytes) {
@@ -167,7 +166,7 @@ void CachingAllocator::unmap_whole_granules(Place block) {
   const Block before = block->second;
   const int64_t granule = before.pool == Pool::kSmall ? kSmallSegmentBytes : kLargeSegmentBytes;
   const Address offset = block->first - before.segment;
-  const int64_t head = memory::round_up(offset, granule) - offset;
+  const int64_t head = base::round_up(offset, granule) - offset;
   const int64_t whole = (offset + before.bytes) / granule * granule - offset - head;
   if (whole <= 0) return;
   OfPool& pool = of(before.pool);
@@ -243,4 +242,4 @@ void CachingAllocator::put_away(Place block) {
   of(free.pool).free.insert({free.stream, free.bytes, block->first});
 }
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::planning

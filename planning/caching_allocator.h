@@ -18,7 +18,7 @@
 #include <set>
 #include <tuple>
 
-namespace zeropage::detail {
+namespace zeropage::planning {
 
 class CachingAllocator {
  public:
@@ -88,4 +88,4 @@ class CachingAllocator {
   int64_t used_bytes_ = 0;
 };
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::planning

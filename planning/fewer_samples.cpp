@@ -1,6 +1,6 @@
 #include "planning/fewer_samples.h"
 
-namespace zeropage::detail {
+namespace zeropage::planning {
 namespace {
 
 thread_local FewerSamples* current = nullptr;
@@ -26,4 +26,4 @@ std::vector<int64_t> FewerSamples::sizes_of(const at::Tensor& tensor) {
   return sizes;
 }
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::planning

@@ -9,7 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace zeropage::detail {
+namespace zeropage::planning {
 
 class FewerSamples {
  public:
@@ -33,4 +33,4 @@ class FewerSamples {
   int64_t samples_ = 0;
 };
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::planning

@@ -84,7 +84,7 @@ std::vector<PagingSetting> paging_to_try(const comm::World& world, const Options
   constexpr int64_t kLeastPageBytes = int64_t{1} << 20;
   std::vector<PagingSetting> settings = {{}};
   // Their blocks of 256 elements are counted from a page's beginning, so other pages round otherwise.
-  const bool pages_decide = options.optimizer_state == offload::StateFormat::k8Bit;
+  const bool pages_decide = options.optimizer_state == StateFormat::k8Bit;
   int64_t page_bytes = Options::kPageBytesOfDevice;
   if (options.page_bytes == Options::kPageBytesOfDevice && !pages_decide) {
     constexpr int64_t kShrink = 4;
@@ -124,7 +124,7 @@ int64_t nvme_bytes_of(const FitOptions& fit_options) {
 // What a rank holds already, such as its data, is not there any more. For a limit, not for none.
 int64_t left_of(int64_t limit_bytes, int64_t held_bytes) {
   if (limit_bytes == Options::kNoLimit) return Options::kNoLimit;
-  return std::max<int64_t>(1, limit_bytes - limit_bytes / kForecastMarginPart - held_bytes);
+  return std::max<int64_t>(1, limit_bytes - limit_bytes / zero::kForecastMarginPart - held_bytes);
 }
 
 // What ranks of a host take for their messages beside each other (under 1 MiB), as far as it is not there yet. No simulated
@@ -139,7 +139,7 @@ int64_t transport_bytes(const comm::World& world) {
 DeviceAllocator allocator_of(const comm::World& world, const FitOptions& fit_options) {
   if (fit_options.allocator) return *fit_options.allocator;
   const c10::Device device = world.device();
-  if (!memory::has_streams(device.type())) return {.segments = AllocatorSegments::kNone};
+  if (!device::has_streams(device.type())) return {.segments = AllocatorSegments::kNone};
   const bool grow = device.is_cuda() && memory::uses_expandable_segments();
   return {.segments = grow ? AllocatorSegments::kExpandable : AllocatorSegments::kFixed,
           .workspaces = memory::product_workspaces(device)};
@@ -288,7 +288,7 @@ std::string with_smaller(const detail::MakePlannedModel& make, detail::Blocks bl
                          const WorldDescription& described, PlanOptions asked, int64_t samples) {
   const int64_t micro_steps = asked.micro_steps;
   for (int64_t pieces = 2; pieces <= samples; pieces *= 2) {
-    const detail::FewerSamples fewer(pieces);
+    const planning::FewerSamples fewer(pieces);
     asked.micro_steps = micro_steps * pieces;
     try {
       const Plan plan = detail::plan(make, blocks, described, asked);
@@ -346,7 +346,7 @@ Fitted fit(const MakePlannedModel& make, Blocks blocks, const comm::World& world
                         .policies = fit_options.policies,
                         .blocks = fit_options.blocks,
                         .paging = paging_to_try(world, options, fit_options)};
-      const FewerSamples whole(/*pieces=*/1);
+      const planning::FewerSamples whole(/*pieces=*/1);
       const Plan plan = detail::plan(make, blocks, described, asked);
       if (const auto found = choice_of(plan)) {
         choice = encode(*found);
@@ -358,7 +358,7 @@ Fitted fit(const MakePlannedModel& make, Blocks blocks, const comm::World& world
       error = memory::message_of(failure);
     }
   }
-  zeropage::throw_alike(world, "what fits", error);
+  zeropage::zero::throw_alike(world, "what fits", error);
   const Choice chosen = decode(world.gather_text("what was chosen", choice)[0]);
   const PlannedSetting& setting = chosen.setting;
   Fitted fitted{.options = options_of(options, setting),

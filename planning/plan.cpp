@@ -21,10 +21,10 @@
 namespace zeropage {
 namespace {
 
-using detail::StepFigures;
-using detail::Trial;
 using memory::Kind;
 using memory::Tier;
+using planning::StepFigures;
+using planning::Trial;
 
 // The first sees the FLOPs of forward.
 constexpr std::array kPolicies = {CheckpointPolicy::kSelective, CheckpointPolicy::kNone,
@@ -35,8 +35,8 @@ constexpr std::array kTiers = {Tier::kDevice, Tier::kHost, Tier::kNvme};
 class UntouchedGenerator {
  public:
   UntouchedGenerator()
-      : generator_(at::detail::getDefaultCPUGenerator()), before_(memory::copy_of(generator_)) {}
-  ~UntouchedGenerator() { memory::assign_state(generator_, before_); }
+      : generator_(at::detail::getDefaultCPUGenerator()), before_(operators::copy_of(generator_)) {}
+  ~UntouchedGenerator() { operators::assign_state(generator_, before_); }
   UntouchedGenerator(const UntouchedGenerator&) = delete;
   UntouchedGenerator& operator=(const UntouchedGenerator&) = delete;
 
@@ -183,7 +183,7 @@ std::vector<Arrangement> arrangements_to_try(const PlanOptions& options) {
     if (has_tier(options, Tier::kDevice)) arrangements.push_back({.stage = training.stage});
     if (!leaves) continue;
     arrangements.push_back({.stage = training.stage, .optimizer_leaves = true});
-    if (!shards_parameters(training)) continue;
+    if (!zero::shards_parameters(training)) continue;
     arrangements.push_back(
         {.stage = training.stage, .optimizer_leaves = true, .parameters_leave = true});
   }
@@ -297,7 +297,7 @@ class Attempt {
       const bool repeats = forecast.setting.checkpointing != CheckpointPolicy::kNone;
       const comm::Traffic sent = forecast.sent.total();
       // Values and states are read and written once, parameters read by forward and backward too.
-      const StepWork work{
+      const planning::StepWork work{
           .forward_flops = forward_flops_,
           .recomputed_flops = recomputed_flops_[index - first],
           .forward_bytes = forward_bytes_,
@@ -309,9 +309,9 @@ class Attempt {
                              2 * micro_steps * static_cast<double>(on_disk[Kind::kParameter]),
           .disk_written_bytes = static_cast<double>(on_disk.total())};
       forecast.seconds =
-          step_seconds(work, options_.speeds,
-                       {.ranks_of_host = std::min(world_.ranks, world_.ranks_per_host),
-                        .threads_of_rank = options_.threads});
+          planning::step_seconds(work, options_.speeds,
+                                 {.ranks_of_host = std::min(world_.ranks, world_.ranks_per_host),
+                                  .threads_of_rank = options_.threads});
     }
   }
 
@@ -330,7 +330,7 @@ class Attempt {
 PagingSetting effective(PagingSetting paging, const Arrangement& arrangement) {
   Options options;
   options.stage = arrangement.stage;
-  if (!shards_parameters(options)) paging.prefetch_bytes = Options::kTwoLargestPages;
+  if (!zero::shards_parameters(options)) paging.prefetch_bytes = Options::kTwoLargestPages;
   if (!arrangement.optimizer_leaves) paging.step = StepWhen::kInStep;
   return paging;
 }
@@ -402,10 +402,10 @@ Plan plan_states(int64_t parameters, int64_t states, const WorldDescription& wor
       if (!arrangement.has(tier)) continue;
       const Places places = arrangement.to(tier);
       const Options training = trial_options(options.training, places, PagingSetting());
-      const memory::TierBytes held = formula_bytes(training, parameters, world.ranks, states);
+      const memory::TierBytes held = zero::formula_bytes(training, parameters, world.ranks, states);
       memory::TierBytes with_gradients = held;
       with_gradients[Tier::kDevice][memory::Kind::kGradient] +=
-          formula_gradient_bytes(training, parameters, world.ranks);
+          zero::formula_gradient_bytes(training, parameters, world.ranks);
       plan.forecasts.push_back(forecast_of(world, setting_of(places, CheckpointPolicy::kNone, {}),
                                            held, {.at_peak = with_gradients}));
     }
@@ -414,7 +414,7 @@ Plan plan_states(int64_t parameters, int64_t states, const WorldDescription& wor
   sort_by_cost(plan.forecasts, [&](const Forecast& forecast) {
     Options training = options.training;
     training.stage = forecast.setting.stage;
-    return shards_parameters(training) ? 1 : 0;
+    return zero::shards_parameters(training) ? 1 : 0;
   });
   return plan;
 }
@@ -436,7 +436,7 @@ at::Tensor mean_of(const at::Tensor& output, bool warns) {
 
 at::Tensor without_values(const at::Tensor& tensor) {
   if (!tensor.defined()) return tensor;
-  const std::vector<int64_t> sizes = FewerSamples::sizes_of(tensor);
+  const std::vector<int64_t> sizes = planning::FewerSamples::sizes_of(tensor);
   // An operator more would be one of the forward's.
   if (tensor.is_meta() && !tensor.requires_grad() && tensor.sizes() == at::IntArrayRef(sizes)) {
     return tensor;

@@ -41,7 +41,7 @@ namespace {
 bool shards_parameters(const PlannedSetting& setting) {
   Options options;
   options.stage = setting.stage;
-  return shards_parameters(options);
+  return zero::shards_parameters(options);
 }
 
 }  // namespace
@@ -79,7 +79,7 @@ Options options_of(const Options& training, const PlannedSetting& setting) {
     options.offload.step = paging.step;
   }
   if (paging.page_bytes != Options::kPageBytesOfDevice) options.page_bytes = paging.page_bytes;
-  if (shards_parameters(options)) {
+  if (zero::shards_parameters(options)) {
     if (paging.prefetch_bytes != Options::kTwoLargestPages) {
       options.prefetch_bytes = paging.prefetch_bytes;
     }

@@ -4,7 +4,7 @@
 
 #include "zeropage/ledger.h"
 
-namespace zeropage::detail {
+namespace zeropage::planning {
 namespace {
 
 std::vector<at::Tensor> tensors_of(const memory::ProductWorkspaces& sizes, memory::Kind kind) {
@@ -26,4 +26,4 @@ void SimulatedWorkspaces::before_backward() {
   if (!of_backward_) of_backward_ = tensors_of(sizes_, memory::Kind::kActivationAndOther);
 }
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::planning

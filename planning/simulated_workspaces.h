@@ -11,7 +11,7 @@
 
 #include "zeropage/device.h"
 
-namespace zeropage::detail {
+namespace zeropage::planning {
 
 class SimulatedWorkspaces {
  public:
@@ -30,4 +30,4 @@ class SimulatedWorkspaces {
   std::optional<Workspaces> of_backward_;
 };
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::planning

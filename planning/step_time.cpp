@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace zeropage {
+namespace zeropage::planning {
 namespace {
 
 constexpr double kBackwardPerForward = 2;
@@ -36,4 +36,4 @@ double step_seconds(const StepWork& work, const MachineSpeeds& speeds, const Ste
   return std::max(computed + sent, on_disk);
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::planning

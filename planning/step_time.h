@@ -11,7 +11,7 @@
 
 #include "zeropage/plan.h"
 
-namespace zeropage {
+namespace zeropage::planning {
 
 // The work of a rank in one step.
 struct StepWork {
@@ -34,4 +34,4 @@ struct StepThreads {
 
 double step_seconds(const StepWork& work, const MachineSpeeds& speeds, const StepThreads& threads);
 
-}  // namespace zeropage
+}  // namespace zeropage::planning

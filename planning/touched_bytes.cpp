@@ -2,7 +2,7 @@
 
 #include "checkpointing/detail/operator_facts.h"
 
-namespace zeropage::detail {
+namespace zeropage::planning {
 namespace {
 
 double bytes_of(at::ArrayRef<c10::IValue> values) {
@@ -25,13 +25,13 @@ void TouchedBytes::run(const c10::OperatorHandle& handle, c10::DispatchKeySet ke
                        torch::jit::Stack& stack) {
   const auto& facts = checkpointing::detail::facts_of(handle);
   // What it is made of comes here too.
-  if (facts.is_composite) return memory::run_operator_from_outside(handle, keys, stack);
+  if (facts.is_composite) return operators::run_operator_from_outside(handle, keys, stack);
   const auto arguments = torch::jit::last(stack, handle.schema().arguments().size());
   const bool is_counted =
       !facts.only_views && checkpointing::detail::flops_of(facts, arguments) == 0;
   if (is_counted) bytes_ += bytes_of(arguments);
-  memory::run_operator(handle, keys, stack);
+  operators::run_operator(handle, keys, stack);
   if (is_counted) bytes_ += bytes_of(torch::jit::last(stack, handle.schema().returns().size()));
 }
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::planning

@@ -6,9 +6,9 @@
 
 #include "operators/operator_interceptor.h"
 
-namespace zeropage::detail {
+namespace zeropage::planning {
 
-class TouchedBytes final : public memory::OperatorInterceptor {
+class TouchedBytes final : public operators::OperatorInterceptor {
  public:
   void run(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
            torch::jit::Stack& stack) override;
@@ -19,4 +19,4 @@ class TouchedBytes final : public memory::OperatorInterceptor {
   double bytes_ = 0;
 };
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::planning

@@ -10,7 +10,7 @@
 #include "zero/update/sharded_updates.h"
 #include "zeropage/recompute.h"
 
-namespace zeropage::detail {
+namespace zeropage::planning {
 namespace {
 
 using checkpointing::ActivationScope;
@@ -33,8 +33,8 @@ comm::LinkTraffic sent_in(const comm::World& world) {
 }  // namespace
 
 struct Trial::Parts {
-  Parts(const MakePlannedModel& make, const WorldDescription& description, const Options& options,
-        const AccumulatorOptions& accumulation)
+  Parts(const detail::MakePlannedModel& make, const WorldDescription& description,
+        const Options& options, const AccumulatorOptions& accumulation)
       : world(simulated(description)),
         planned(make(world, options)),
         accumulator(planned->model(), accumulation),
@@ -42,7 +42,7 @@ struct Trial::Parts {
 
   // Over all worlds that the model sends in.
   comm::LinkTraffic sent() const {
-    const PageWorlds& worlds = sharded_parameters_of(planned->model()).pages->worlds();
+    const zero::PageWorlds& worlds = sharded_parameters_of(planned->model()).pages->worlds();
     comm::LinkTraffic sum = sent_in(worlds.all);
     if (!worlds.replicas) return sum;
     sum += sent_in(worlds.shards);
@@ -58,7 +58,7 @@ struct Trial::Parts {
       {
         std::optional<ActivationScope> scope;
         if (recompute != nullptr) scope.emplace(*recompute);
-        std::optional<memory::InterceptorScope> counted;
+        std::optional<operators::InterceptorScope> counted;
         if (touched != nullptr) counted.emplace(touched);
         loss = planned->loss();
       }
@@ -69,13 +69,13 @@ struct Trial::Parts {
   }
 
   const comm::World world;
-  const std::unique_ptr<PlannedModel> planned;
+  const std::unique_ptr<detail::PlannedModel> planned;
   Accumulator accumulator;
   SimulatedWorkspaces workspaces;
 };
 
-Trial::Trial(const MakePlannedModel& make, const WorldDescription& world, const Options& options,
-             const AccumulatorOptions& accumulation)
+Trial::Trial(const detail::MakePlannedModel& make, const WorldDescription& world,
+             const Options& options, const AccumulatorOptions& accumulation)
     : described_(world),
       ledger_(std::make_shared<memory::Ledger>("the plan")),
       allocations_(std::make_shared<AllocationRecord>()),
@@ -100,9 +100,9 @@ int64_t Trial::parameters() const {
 
 memory::TierBytes Trial::held(const Options& options) const {
   const auto states = updates_of(parts_->planned->optimizer()).states_of_a_parameter();
-  const ParameterPages& pages = *sharded_parameters_of(parts_->planned->model()).pages;
+  const zero::ParameterPages& pages = *sharded_parameters_of(parts_->planned->model()).pages;
   const comm::World& shards = pages.shards();
-  return BytePlan(pages.layouts(), options, shards.rank(), shards.size()).held(states);
+  return zero::BytePlan(pages.layouts(), options, shards.rank(), shards.size()).held(states);
 }
 
 const MicroStepReduction& Trial::reduction() const {
@@ -111,8 +111,8 @@ const MicroStepReduction& Trial::reduction() const {
 
 int64_t Trial::updated_numel() const {
   int64_t numel = 0;
-  const ParameterPages& pages = *sharded_parameters_of(parts_->planned->model()).pages;
-  for (const PagePlan& page : pages.plan().pages()) {
+  const zero::ParameterPages& pages = *sharded_parameters_of(parts_->planned->model()).pages;
+  for (const zero::PagePlan& page : pages.plan().pages()) {
     if (page.own_gradient_bytes > 0) numel += page.owned.numel();
   }
   return numel;
@@ -193,4 +193,4 @@ void Trial::tell_reserved(StepFigures& figures) {
   hold_what_stays(held_, steps);
 }
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::planning

@@ -16,7 +16,7 @@
 #include "zeropage/recompute.h"
 #include "zeropage/simulation.h"
 
-namespace zeropage::detail {
+namespace zeropage::planning {
 
 // Figures of rank 0, in a step after the first.
 struct StepFigures {
@@ -34,7 +34,7 @@ struct StepFigures {
 class Trial {
  public:
   // options: of the training, with stage and offload.
-  Trial(const MakePlannedModel& make, const WorldDescription& world, const Options& options,
+  Trial(const detail::MakePlannedModel& make, const WorldDescription& world, const Options& options,
         const AccumulatorOptions& accumulation);
   ~Trial();
   Trial(const Trial&) = delete;
@@ -67,4 +67,4 @@ class Trial {
   std::optional<checkpointing::ModuleBlocks> blocks_;  // none: the script's own regions
 };
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::planning

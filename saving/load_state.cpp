@@ -22,10 +22,10 @@
 namespace zeropage {
 namespace {
 
-using detail::error_of;
-using detail::list_of;
-using detail::throw_alike;
 using nlohmann::json;
+using saving::error_of;
+using saving::list_of;
+using saving::throw_alike;
 using state::SavedState;
 using state::StateError;
 
@@ -33,7 +33,7 @@ using state::StateError;
 void find(const comm::World& texts, const std::filesystem::path& path, const LoadOptions& options,
           LoadReport& report) {
   const json found =
-      detail::settle(texts, "loading " + path.string(), nullptr, nullptr, [&](auto&) {
+      saving::settle(texts, "loading " + path.string(), nullptr, nullptr, [&](auto&) {
         if (!options.fall_back) {
           return json{{"directory", state::find_state(path).string()}, {"refused", json::array()}};
         }
@@ -59,7 +59,7 @@ void check_strict(const SavedState& saved, const LoadReport& report) {
 // Union over ranks of what each found of what it owns.
 void merge_names(const comm::World& texts, LoadReport& report) {
   const json own = {{"missing", report.missing}, {"unexpected", report.unexpected}};
-  const json all = detail::settle(texts, "loading state", own, nullptr, [](const auto& by_rank) {
+  const json all = saving::settle(texts, "loading state", own, nullptr, [](const auto& by_rank) {
     json merged;
     for (const char* key : {"missing", "unexpected"}) {
       std::set<std::string> names;
@@ -77,12 +77,12 @@ void merge_names(const comm::World& texts, LoadReport& report) {
 // Whether the state's generators are for these ranks, which all ranks settle alike.
 void settle_random(const comm::World& texts, const json& saved, const ModelRef& model,
                    LoadReport& report) {
-  json own = detail::own_generators(model);
+  json own = saving::own_generators(model);
   // They are only compared.
   own["states"] = std::hash<std::string>()(own["states"].dump());
   const std::string reason =
-      detail::settle(texts, "loading state", own, nullptr,
-                     [&](const auto& by_rank) { return detail::reason_to_stay(saved, by_rank); });
+      saving::settle(texts, "loading state", own, nullptr,
+                     [&](const auto& by_rank) { return saving::reason_to_stay(saved, by_rank); });
   report.random_goes_on = reason.empty();
   if (!reason.empty()) report.notes.push_back(reason);
 }
@@ -90,7 +90,7 @@ void settle_random(const comm::World& texts, const json& saved, const ModelRef& 
 // What cannot be taken back once it has begun. Gathers nothing, so that a rank whose disk fails keeps
 // none waiting.
 void load_all(const SavedState& saved, const ModelRef& model, ShardedOptimizer* optimizer,
-              RunState* run, detail::StateLoading& loading, LoadReport& report) {
+              RunState* run, saving::StateLoading& loading, LoadReport& report) {
   const json& content = saved.manifest().content;
   loading.load_weights();
   if (optimizer == nullptr) return;
@@ -99,22 +99,22 @@ void load_all(const SavedState& saved, const ModelRef& model, ShardedOptimizer* 
   report.step = saved.manifest().step;
   if (run != nullptr) {
     run->step = saved.manifest().step;
-    detail::take_over(content.at("progress"), *run);
+    saving::take_over(content.at("progress"), *run);
   }
   if (report.random_goes_on) {
-    detail::set_generators(content.at("random"), detail::own_generators(model), model);
+    saving::set_generators(content.at("random"), saving::own_generators(model), model);
   }
 }
 
 LoadReport load(const std::filesystem::path& path, const ModelRef& model,
                 ShardedOptimizer* optimizer, RunState* run, const LoadOptions& options) {
-  detail::check_has_all_slices(model);
+  saving::check_has_all_slices(model);
   const comm::World texts = model->all_ranks().beside("state", options.deadline);
-  const ShardedModel& sharded = model->sharded();
+  const zero::ShardedModel& sharded = model->sharded();
   LoadReport report;
   find(texts, path, options, report);
   std::unique_ptr<SavedState> saved;
-  std::unique_ptr<detail::StateLoading> loading;
+  std::unique_ptr<saving::StateLoading> loading;
   throw_alike(texts, "loading state", error_of([&] {
                 ZP_CHECK(!model->world().device().is_meta(),
                          "loading state: a simulated world has no values");
@@ -127,11 +127,11 @@ LoadReport load(const std::filesystem::path& path, const ModelRef& model,
                          "loading state: the model has the average; call "
                          "WeightAverage::swap_out() first");
                 saved = std::make_unique<SavedState>(report.directory);
-                loading = std::make_unique<detail::StateLoading>(*saved, model, optimizer, average,
+                loading = std::make_unique<saving::StateLoading>(*saved, model, optimizer, average,
                                                                  options);
                 loading->match(report);
                 if (run != nullptr) {
-                  detail::match_extras(saved->manifest().content.at("progress"), *run, report);
+                  saving::match_extras(saved->manifest().content.at("progress"), *run, report);
                 }
               }));
   report.step = saved->manifest().step;
@@ -164,8 +164,8 @@ LoadReport load(const std::filesystem::path& path, const ModelRef& model,
 
 LoadReport load_weights_alone(const std::filesystem::path& path, const ModelRef& model,
                               const LoadOptions& options) {
-  if (detail::is_plain_weights(model->all_ranks().beside("state", options.deadline), path)) {
-    return detail::load_plain_weights(path, model, options);
+  if (saving::is_plain_weights(model->all_ranks().beside("state", options.deadline), path)) {
+    return saving::load_plain_weights(path, model, options);
   }
   return load(path, model, nullptr, nullptr, options);
 }

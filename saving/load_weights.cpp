@@ -18,8 +18,8 @@
 namespace zeropage {
 namespace {
 
-using detail::error_of;
-using detail::throw_alike;
+using saving::error_of;
+using saving::throw_alike;
 using state::StateError;
 using Entry = WeightsSource::Entry;
 
@@ -35,12 +35,12 @@ class SourceLoading {
         matching_(source, options.names, options.prefix) {}
 
   void match(LoadReport& report) {
-    for (const PlacedParameter& placed : model_->parameters()) {
-      const NamedParameter& named = placed.parameter;
+    for (const zero::PlacedParameter& placed : model_->parameters()) {
+      const zero::NamedParameter& named = placed.parameter;
       parameters_.push_back(
           matching_.match(named.names, named.whole_sizes(), named.tensor.scalar_type()));
     }
-    for (const NamedParameter& buffer : model_->buffers()) {
+    for (const zero::NamedParameter& buffer : model_->buffers()) {
       const auto* const entry =
           matching_.match(buffer.names, buffer.tensor.sizes(), buffer.tensor.scalar_type());
       buffers_.emplace_back(buffer.tensor, entry);
@@ -67,7 +67,7 @@ class SourceLoading {
  private:
   // What other stages of a pipeline have is no surprise here.
   void match_other_stages() {
-    if (pipeline_world_of(pages_) == nullptr) return;
+    if (zero::pipeline_world_of(pages_) == nullptr) return;
     for (const auto& of_model : {pages_.part()->parameters, pages_.part()->buffers}) {
       for (const TensorOfModel& of : of_model) matching_.match(of.names, of.sizes, of.dtype);
     }
@@ -75,16 +75,16 @@ class SourceLoading {
 
   void load_page(size_t page) {
     model_->sharded().masters->visit_owned(
-        page, TierStorage::Use::kWrite, [&](const MasterWeights::Owned& owned) {
+        page, zero::TierStorage::Use::kWrite, [&](const zero::MasterWeights::Owned& owned) {
           for (const size_t index : model_->parameters().of_page(page)) {
             if (parameters_[index] == nullptr) continue;
             const Entry& entry = *parameters_[index];
             const auto read = [&](int64_t first, const at::Tensor& to) {
-              detail::read_as(entry.dtype, first, to, [&](int64_t at, const at::Tensor& piece) {
+              saving::read_as(entry.dtype, first, to, [&](int64_t at, const at::Tensor& piece) {
                 source_.read(entry, at, piece);
               });
             };
-            detail::fill_owned(pages_, model_->parameters()[index], owned,
+            saving::fill_owned(pages_, model_->parameters()[index], owned,
                                {.dtype = entry.dtype, .rounded = read, .exact = read});
           }
         });
@@ -92,9 +92,9 @@ class SourceLoading {
 
   WeightsSource& source_;
   const ModelRef& model_;
-  const ParameterPages& pages_;
+  const zero::ParameterPages& pages_;
   const LoadOptions& options_;
-  detail::WeightMatching matching_;
+  saving::WeightMatching matching_;
   std::vector<const Entry*> parameters_;  // by the model's index; null: stays as it is
   std::vector<std::pair<at::Tensor, const Entry*>> buffers_;
 };
@@ -109,9 +109,9 @@ std::string text_of(const WeightsSource& source) {
 }
 
 LoadReport load(WeightsSource& source, const ModelRef& model, const LoadOptions& options) {
-  detail::check_has_all_slices(model);
+  saving::check_has_all_slices(model);
   const comm::World texts = model->all_ranks().beside("state", options.deadline);
-  const ShardedModel& sharded = model->sharded();
+  const zero::ShardedModel& sharded = model->sharded();
   LoadReport report{.directory = source.name()};
   std::optional<SourceLoading> loading;
   const std::exception_ptr error = error_of([&] {
@@ -120,7 +120,7 @@ LoadReport load(WeightsSource& source, const ModelRef& model, const LoadOptions&
     loading->match(report);
   });
   const auto own = std::hash<std::string>()(text_of(source));
-  detail::settle(texts, kTopic, own, error, [](const std::vector<nlohmann::json>& by_rank) {
+  saving::settle(texts, kTopic, own, error, [](const std::vector<nlohmann::json>& by_rank) {
     for (size_t rank = 1; rank < by_rank.size(); ++rank) {
       ZP_CHECK(by_rank[rank] == by_rank[0], kTopic, ": rank ", rank,
                " has other tensors than rank 0 in its source; give all ranks the same file");
@@ -144,12 +144,13 @@ LoadReport load(WeightsSource& source, const ModelRef& model, const LoadOptions&
 
 }  // namespace
 
-namespace detail {
+namespace saving {
 
 bool is_plain_weights(const comm::World& texts, const std::filesystem::path& path) {
-  return settle(
-             texts, kTopic, nullptr, nullptr,
-             [&](const auto& /*by_rank*/) { return nlohmann::json(WeightFiles::is_plain(path)); })
+  return saving::settle(texts, kTopic, nullptr, nullptr,
+                        [&](const auto& /*by_rank*/) {
+                          return nlohmann::json(saving::WeightFiles::is_plain(path));
+                        })
       .get<bool>();
 }
 
@@ -161,7 +162,7 @@ LoadReport load_plain_weights(const std::filesystem::path& path, const ModelRef&
   return load(*source, model, options);
 }
 
-}  // namespace detail
+}  // namespace saving
 
 LoadReport load_weights(WeightsSource& source, const DistributedDataParallelBase& model,
                         const LoadOptions& options) {

@@ -14,12 +14,12 @@
 namespace zeropage {
 namespace {
 
-std::vector<NamedParameter> tensors_of(const torch::nn::Module& module) {
-  std::vector<NamedParameter> tensors = parameters_of(module);
-  for (NamedParameter& buffer : buffers_each_once(module)) {
+std::vector<zero::NamedParameter> tensors_of(const torch::nn::Module& module) {
+  std::vector<zero::NamedParameter> tensors = zero::parameters_of(module);
+  for (zero::NamedParameter& buffer : zero::buffers_each_once(module)) {
     tensors.push_back(std::move(buffer));
   }
-  for (const NamedParameter& named : tensors) {
+  for (const zero::NamedParameter& named : tensors) {
     ZP_CHECK(!named.tensor.is_meta(), "load_weights(): \"", named.name(),
              "\" is on the meta device, without memory; construct the module with memory, or wrap "
              "its DeferredModule in DistributedDataParallel and load into that");
@@ -31,10 +31,10 @@ std::vector<NamedParameter> tensors_of(const torch::nn::Module& module) {
 
 ModuleLoadReport load_weights(WeightsSource& source, torch::nn::Module& module,
                               const ModuleLoadOptions& options) {
-  const std::vector<NamedParameter> tensors = tensors_of(module);
-  detail::WeightMatching matching(source, options.names, options.prefix);
+  const std::vector<zero::NamedParameter> tensors = tensors_of(module);
+  saving::WeightMatching matching(source, options.names, options.prefix);
   std::vector<std::pair<at::Tensor, const WeightsSource::Entry*>> found;
-  for (const NamedParameter& named : tensors) {
+  for (const zero::NamedParameter& named : tensors) {
     const auto* const entry =
         matching.match(named.names, named.tensor.sizes(), named.tensor.scalar_type());
     if (entry != nullptr) found.emplace_back(named.tensor, entry);
@@ -53,12 +53,12 @@ ModuleLoadReport load_weights(WeightsSource& source, torch::nn::Module& module,
 
 ModuleLoadReport load_weights(const std::filesystem::path& path, torch::nn::Module& module,
                               const ModuleLoadOptions& options) {
-  detail::WeightFiles files(path);
+  saving::WeightFiles files(path);
   return load_weights(files, module, options);
 }
 
 std::unique_ptr<WeightsSource> open_weights(const std::filesystem::path& path) {
-  return std::make_unique<detail::WeightFiles>(path);
+  return std::make_unique<saving::WeightFiles>(path);
 }
 
 }  // namespace zeropage

@@ -10,10 +10,10 @@ namespace zeropage {
 RunExtra RunExtra::of_archive(std::function<void(torch::serialize::OutputArchive&)> save,
                               std::function<void(torch::serialize::InputArchive&)> load) {
   return {[save = std::move(save)] {
-            return detail::saved_json("RunExtra::of()", save, detail::Nested::kRefused).dump();
+            return zero::saved_json("RunExtra::of()", save, zero::Nested::kRefused).dump();
           },
           [load = std::move(load)](const std::string& text) {
-            detail::load_json(nlohmann::json::parse(text), load);
+            zero::load_json(nlohmann::json::parse(text), load);
           }};
 }
 

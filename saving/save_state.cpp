@@ -8,9 +8,9 @@ namespace {
 SavedReport save(const std::filesystem::path& directory, const ModelRef& model,
                  ShardedOptimizer* optimizer, const RunState& run, const SaveOptions& options) {
   const comm::World texts = model->all_ranks().beside("state", options.deadline);
-  detail::SharedSave shared(texts, directory);
-  const detail::StatePlan plan = detail::plan_state(texts, model, optimizer, run, options);
-  return detail::save_now(shared, plan, model, optimizer, options, /*keep=*/{});
+  saving::SharedSave shared(texts, directory);
+  const saving::StatePlan plan = saving::plan_state(texts, model, optimizer, run, options);
+  return saving::save_now(shared, plan, model, optimizer, options, /*keep=*/{});
 }
 
 }  // namespace

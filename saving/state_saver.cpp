@@ -77,7 +77,7 @@ SignalHandlers signal_handlers;
 // Memory that the device copies to at its full speed.
 at::Tensor host_memory(c10::Device device, int64_t bytes) {
   if (!device.is_cpu()) {
-    HostStorage storage(device, memory::Machine::here().core_sets(1, {}).front());
+    zero::HostStorage storage(device, device::Machine::here().core_sets(1, {}).front());
     return storage.add(/*page=*/0, bytes, at::kByte, 0, memory::Kind::kStaging);
   }
   const memory::KindScope kind(memory::Kind::kStaging);
@@ -117,7 +117,7 @@ class StateSaver::Saves {
   // Rank 0's.
   std::unique_ptr<const state::RunToken> token_;
   int64_t step_before_ = 0;  // of the newest state that was there
-  std::unique_ptr<detail::StateStaging> staging_;
+  std::unique_ptr<saving::StateStaging> staging_;
   std::unique_ptr<InFlight> in_flight_;  // the thread's until it ended
   std::atomic<bool> writes_{false};      // the thread
   std::optional<SavedReport> last_;
@@ -134,10 +134,10 @@ class StateSaver::Saves::HandledSignals {
 
 // A save from its copy to its end.
 struct StateSaver::Saves::InFlight {
-  detail::StatePlan plan;
-  std::unique_ptr<detail::SharedSave> shared = nullptr;
-  std::vector<detail::StateStaging::Stretch> weights = {};
-  std::vector<detail::StateStaging::Stretch> optimizer = {};
+  saving::StatePlan plan;
+  std::unique_ptr<saving::SharedSave> shared = nullptr;
+  std::vector<saving::StateStaging::Stretch> weights = {};
+  std::vector<saving::StateStaging::Stretch> optimizer = {};
 
   std::exception_ptr error = nullptr;
   SavedReport report = {};
@@ -156,13 +156,13 @@ StateSaver::Saves::Saves(std::filesystem::path folder, const comm::World& world,
   ZP_CHECK(
       options.keep_every == 0 || options.keep_last > 0,
       "StateSaverOptions: keep_every without keep_last: all states stay anyway; set keep_last");
-  detail::settle(texts_, "taking " + folder_.string(), nullptr, nullptr, [&](auto&) {
+  saving::settle(texts_, "taking " + folder_.string(), nullptr, nullptr, [&](auto&) {
     token_ = std::make_unique<const state::RunToken>(folder_);
     step_before_ = state::newest_step_in(folder_).value_or(0);
     return nullptr;
   });
   if (!options.asynchronous) return;
-  staging_ = std::make_unique<detail::StateStaging>(
+  staging_ = std::make_unique<saving::StateStaging>(
       [device = world.device()](int64_t bytes) { return host_memory(device, bytes); });
 }
 
@@ -192,23 +192,23 @@ double StateSaver::Saves::save(const TrainedModule& module, ShardedOptimizer& op
            model->all_ranks().size(), " ranks, but the saver was made over ", world_.size(),
            "; give it DistributedDataParallel::all_ranks(), or the world of an optimizer alone");
   auto in_flight = std::make_unique<InFlight>(
-      InFlight{.plan = detail::plan_state(texts_, model, &optimizer, run, options_.save)});
+      InFlight{.plan = saving::plan_state(texts_, model, &optimizer, run, options_.save)});
   check_is_newest(in_flight->plan.step);
-  in_flight->shared = std::make_unique<detail::SharedSave>(
+  in_flight->shared = std::make_unique<saving::SharedSave>(
       texts_, folder_ / state::name_of_step(in_flight->plan.step), token_.get());
   if (staging_ == nullptr) {
-    last_ = detail::save_now(*in_flight->shared, in_flight->plan, model, &optimizer, options_.save,
+    last_ = saving::save_now(*in_flight->shared, in_flight->plan, model, &optimizer, options_.save,
                              keep());
     return seconds_since(begin);
   }
   staging_->clear(static_cast<int64_t>(in_flight->plan.bytes()) / world_.size());
   // Where one rank has no memory for its copy, none saves.
-  detail::throw_alike(texts_, "saving state", detail::error_of([&] {
-                        detail::StagingSink weights(*staging_);
-                        detail::collect_weights(model, in_flight->plan, weights);
+  saving::throw_alike(texts_, "saving state", saving::error_of([&] {
+                        saving::StagingSink weights(*staging_);
+                        saving::collect_weights(model, in_flight->plan, weights);
                         in_flight->weights = weights.stretches();
-                        detail::StagingSink states(*staging_);
-                        detail::collect_optimizer(model, optimizer, in_flight->plan, states);
+                        saving::StagingSink states(*staging_);
+                        saving::collect_optimizer(model, optimizer, in_flight->plan, states);
                         in_flight->optimizer = states.stretches();
                       }));
   start(std::move(in_flight));
@@ -217,7 +217,7 @@ double StateSaver::Saves::save(const TrainedModule& module, ShardedOptimizer& op
 
 // `latest` would go back, and what keeps the newest states would remove this one.
 void StateSaver::Saves::check_is_newest(int64_t step) const {
-  detail::throw_alike(texts_, "saving state", detail::error_of([&] {
+  saving::throw_alike(texts_, "saving state", saving::error_of([&] {
                         if (step >= step_before_) return;
                         // One that is broken is not what a run would go on from.
                         const int64_t newer = state::newest_valid_step_in(folder_).value_or(0);
@@ -238,20 +238,20 @@ void StateSaver::Saves::start(std::unique_ptr<InFlight> in_flight) {
   thread_ = std::thread([this, ledger = memory::Ledger::current()] {
     const memory::LedgerScope on_ledger(ledger);
     state::give_way();
-    in_flight_->error = detail::error_of([this] { write(*in_flight_); });
+    in_flight_->error = saving::error_of([this] { write(*in_flight_); });
     writes_ = false;
   });
 }
 
 void StateSaver::Saves::write(InFlight& save) const {
   const std::filesystem::path folder = save.shared->create(save.plan);
-  detail::SharedSave::Pieces pieces;
-  const std::exception_ptr error = detail::error_of([&] {
+  saving::SharedSave::Pieces pieces;
+  const std::exception_ptr error = saving::error_of([&] {
     const bool direct = options_.save.direct_io;
     pieces.weights =
-        detail::write_stretches(folder / save.plan.weights.name(), save.weights, direct);
+        saving::write_stretches(folder / save.plan.weights.name(), save.weights, direct);
     pieces.optimizer =
-        detail::write_stretches(folder / save.plan.optimizer->name(), save.optimizer, direct);
+        saving::write_stretches(folder / save.plan.optimizer->name(), save.optimizer, direct);
   });
   save.report = save.shared->commit(save.plan, pieces, error, options_.save.update_latest, keep());
 }

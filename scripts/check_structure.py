@@ -115,7 +115,7 @@ def starts_copies_itself(text):
     True
     >>> starts_copies_itself("x.to(device, at::kLong, /*non_blocking=*/false, /*copy=*/true)")
     False
-    >>> starts_copies_itself("to.copy_(from); memory::start_copy(to, from);  // not to.copy_(from, true)")
+    >>> starts_copies_itself("to.copy_(from); device::start_copy(to, from);  // not to.copy_(from, true)")
     False
     """
     return bool(PAST_THE_OWNER.search(COMMENT.sub("", text)))

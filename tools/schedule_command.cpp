@@ -86,9 +86,10 @@ Measured measured_from(const std::string& file, const ActionLists& lists,
           end_s - begin_s;
     }
   }
-  const SimulatedStep simulated = simulate(lists, [&](int rank, const Action& action) {
-    return seconds.at({rank, action.kind, action.chunk, action.micro_batch});
-  });
+  const pipeline::SimulatedStep simulated =
+      pipeline::simulate(lists, [&](int rank, const Action& action) {
+        return seconds.at({rank, action.kind, action.chunk, action.micro_batch});
+      });
   const double whole = makespan_s(step.timeline);
   return {std::move(step), whole, simulated.makespan_s};
 }
@@ -215,7 +216,7 @@ int ScheduleCommand::chunks() const {
   return kind_named(schedule_) == ScheduleKind::kInterleaved ? 2 : 1;
 }
 
-StageSeconds ScheduleCommand::seconds() const {
+pipeline::StageSeconds ScheduleCommand::seconds() const {
   const double part = chunks();
   return {durations_[0] / part, durations_[1] / part, durations_[2] / part};
 }
@@ -240,8 +241,8 @@ int ScheduleCommand::run(const std::vector<std::string>& after_dashes) const {
   const ActionLists lists = schedule->actions(ranks_, micro_batches_);
   std::optional<Measured> measured;
   if (!times_file_.empty()) measured = measured_from(times_file_, lists, schedule->name());
-  const Timeline timeline =
-      measured ? measured->step.timeline : simulate(lists, {seconds()}, transfer_s_).timeline;
+  const Timeline timeline = measured ? measured->step.timeline
+                                     : pipeline::simulate(lists, {seconds()}, transfer_s_).timeline;
   const Summary summary{schedule_ + ", " + std::to_string(ranks_) + " ranks, " +
                             std::to_string(micro_batches_) + " micro-batches" +
                             (chunks() > 1 ? ", " + std::to_string(chunks()) + " chunks" : ""),

@@ -22,7 +22,7 @@ class ScheduleCommand : public Subcommand {
  private:
   int chunks() const;
   // Seconds of a chunk, which is one part of what a rank has.
-  parallel::StageSeconds seconds() const;
+  pipeline::StageSeconds seconds() const;
 
   CLI::App* parser_;
   int ranks_ = 0;

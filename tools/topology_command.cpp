@@ -40,7 +40,7 @@ int launchers_ranks() {
 
 // Copies the mapping's first half to its second by a thread on each core, each its part; the
 // fastest of several, in bytes read and written a second.
-double copy_bytes_per_second(const HostMapping& mapping, const CoreSet& cores) {
+double copy_bytes_per_second(const device::HostMapping& mapping, const device::CoreSet& cores) {
   const size_t half = static_cast<size_t>(mapping.bytes()) / 2;
   double best = 0;
   for (int copy = 0; copy < kCopies; ++copy) {
@@ -49,7 +49,7 @@ double copy_bytes_per_second(const HostMapping& mapping, const CoreSet& cores) {
       std::vector<std::jthread> threads;
       for (size_t part = 0; part < cores.size(); ++part) {
         threads.emplace_back([&, part] {
-          bind_this_thread({cores[part]});
+          device::bind_this_thread({cores[part]});
           const size_t first = half * part / cores.size();
           const size_t last = half * (part + 1) / cores.size();
           std::memcpy(mapping.data() + half + first, mapping.data() + first, last - first);
@@ -63,19 +63,19 @@ double copy_bytes_per_second(const HostMapping& mapping, const CoreSet& cores) {
 }
 
 // Where memory lies that the rank's cores touched first.
-json placement_of(const CoreSet& cores, int64_t bytes) {
-  const HostMapping mapping(bytes, {.cores = cores});
+json placement_of(const device::CoreSet& cores, int64_t bytes) {
+  const device::HostMapping mapping(bytes, {.cores = cores});
   json found{{"bytes", mapping.bytes()}};
   try {
-    const BytesByNode nodes = bytes_by_node(mapping.data(), mapping.bytes());
-    found["verdict"] = describe(nodes);
+    const device::BytesByNode nodes = device::bytes_by_node(mapping.data(), mapping.bytes());
+    found["verdict"] = device::describe(nodes);
     for (const auto& [node, bytes_there] : nodes) {
       found["bytes_by_node"][std::to_string(node)] = bytes_there;
     }
     bool as_asked = true;
     for (const auto& [node, bytes_there] : nodes) {
       const bool ours = std::any_of(cores.begin(), cores.end(),
-                                    [&](const Core& core) { return core.node == node; });
+                                    [&](const device::Core& core) { return core.node == node; });
       as_asked = as_asked && ours;
     }
     found["on_the_cores_nodes"] = as_asked;
@@ -87,7 +87,7 @@ json placement_of(const CoreSet& cores, int64_t bytes) {
 }
 
 json memory_of_host() {
-  const HostMemory memory = read_host_memory();
+  const device::HostMemory memory = device::read_host_memory();
   json found{{"total_bytes", memory.total_bytes},
              {"available_bytes", memory.available_bytes},
              {"usable_bytes", memory.usable_bytes()},
@@ -101,33 +101,34 @@ json memory_of_host() {
 }
 
 json topology(int ranks, int64_t buffer_bytes) {
-  const Machine& machine = Machine::here();
+  const device::Machine& machine = device::Machine::here();
   json found{{"packages", machine.packages()}, {"memory", memory_of_host()}};
-  for (const NumaNode& node : machine.nodes()) {
+  for (const device::NumaNode& node : machine.nodes()) {
     found["nodes"].push_back({{"number", node.number},
                               {"bytes", node.bytes},
                               {"cores", machine.cores_of(node.number).size()}});
   }
-  for (const Core& core : machine.cores()) {
+  for (const device::Core& core : machine.cores()) {
     found["cores"].push_back({{"index", core.index},
                               {"package", core.package},
                               {"node", core.node},
                               {"cpus", core.cpus}});
   }
   found["devices"] = json::array();
-  for (const DevicePlace& place : cuda_device_places()) {
+  for (const device::DevicePlace& place : device::cuda_device_places()) {
     found["devices"].push_back({{"name", place.name},
                                 {"pci_bus_id", place.pci_bus_id},
                                 {"node", machine.node_of_pci(place.pci_bus_id)}});
   }
   int rank = 0;
-  for (const CoreSet& cores : machine.core_sets(ranks, device_nodes_of_ranks(ranks))) {
+  for (const device::CoreSet& cores :
+       machine.core_sets(ranks, device::device_nodes_of_ranks(ranks))) {
     json indices;
-    for (const Core& core : cores) indices.push_back(core.index);
+    for (const device::Core& core : cores) indices.push_back(core.index);
     found["ranks"].push_back({{"rank", rank++},
                               {"cores", indices},
-                              {"cpus", cpu_list(cores)},
-                              {"node", node_of(cores)},
+                              {"cpus", device::cpu_list(cores)},
+                              {"node", device::node_of(cores)},
                               {"placement", placement_of(cores, buffer_bytes)}});
   }
   return found;

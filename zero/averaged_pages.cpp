@@ -10,7 +10,7 @@
 #include "zeropage/check.h"
 #include "zeropage/ledger.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 // The same numbers bit for bit, NaNs included.
@@ -110,4 +110,4 @@ void AveragedPages::swap_out() {
   is_swapped_in_ = false;
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -13,7 +13,7 @@
 #include "zeropage/detail/range.h"
 #include "zeropage/owned_shards.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class ParameterPages;
 
@@ -47,4 +47,4 @@ class AveragedPages {
   bool is_swapped_in_ = false;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

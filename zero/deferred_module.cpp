@@ -3,9 +3,9 @@
 
 namespace zeropage::detail {
 
-std::shared_ptr<const memory::ConstructionTape> record_construction(
+std::shared_ptr<const operators::ConstructionTape> record_construction(
     const std::function<void()>& construct) {
-  return std::make_shared<const memory::ConstructionTape>(construct);
+  return std::make_shared<const operators::ConstructionTape>(construct);
 }
 
 }  // namespace zeropage::detail

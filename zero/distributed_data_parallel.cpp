@@ -26,7 +26,7 @@ bool any_stage_has_slices(const torch::nn::Module& module, bool has_slices) {
 
 void check_slices(const comm::Mesh& mesh, const torch::nn::Module& module) {
   const comm::World* const axis = tensor_axis(mesh);
-  const auto slices = tensor_world_of(parameters_of(module));
+  const auto slices = zero::tensor_world_of(zero::parameters_of(module));
   const bool has_slices = slices && slices->size() > 1;
   ZP_CHECK(axis == nullptr || any_stage_has_slices(module, has_slices),
            "DistributedDataParallel: the mesh's axis \"tensor\" has ", axis ? axis->size() : 1,
@@ -78,21 +78,21 @@ const comm::World& data_axis(const comm::Mesh& mesh) {
 
 DistributedDataParallelBase::DistributedDataParallelBase(
     const std::shared_ptr<torch::nn::Module>& module, comm::World world, const Options& options,
-    const memory::ConstructionTape* tape)
+    const operators::ConstructionTape* tape)
     : base_(module),
-      wrapped_(std::make_shared<WrappedModule>(module, RanksOfModel{world, world}, options, tape)) {
-}
+      wrapped_(std::make_shared<zero::WrappedModule>(module, zero::RanksOfModel{world, world},
+                                                     options, tape)) {}
 
 DistributedDataParallelBase::DistributedDataParallelBase(
     const std::shared_ptr<torch::nn::Module>& module, const comm::Mesh& mesh,
-    const Options& options, const memory::ConstructionTape* tape)
+    const Options& options, const operators::ConstructionTape* tape)
     : base_(module) {
   const comm::World& data = data_axis(mesh);
   check_slices(mesh, *module);
   check_stage(mesh, *module);
-  RanksOfModel ranks{data, mesh.world()};
+  zero::RanksOfModel ranks{data, mesh.world()};
   if (const comm::World* const tensor = tensor_axis(mesh)) ranks.tensor = *tensor;
-  wrapped_ = std::make_shared<WrappedModule>(module, std::move(ranks), options, tape);
+  wrapped_ = std::make_shared<zero::WrappedModule>(module, std::move(ranks), options, tape);
 }
 
 const comm::World& DistributedDataParallelBase::world() const {
@@ -103,7 +103,7 @@ const comm::World& DistributedDataParallelBase::all_ranks() const {
   return wrapped_->all_ranks();
 }
 
-const ShardedModel& sharded_parameters_of(const DistributedDataParallelBase& model) {
+const zero::ShardedModel& sharded_parameters_of(const DistributedDataParallelBase& model) {
   return model.wrapped_->sharded();
 }
 

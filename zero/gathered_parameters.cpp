@@ -15,8 +15,8 @@
 namespace zeropage {
 namespace {
 
-std::vector<size_t> indices_of(const ParameterPages& pages, const std::vector<at::Tensor>& tensors,
-                               const char* who) {
+std::vector<size_t> indices_of(const zero::ParameterPages& pages,
+                               const std::vector<at::Tensor>& tensors, const char* who) {
   std::vector<size_t> indices;
   for (size_t position = 0; position < tensors.size(); ++position) {
     const int64_t index = pages.parameters().index_of(tensors[position]);
@@ -29,7 +29,7 @@ std::vector<size_t> indices_of(const ParameterPages& pages, const std::vector<at
 
 std::vector<at::Tensor> tensors_of_all(const ModelRef& model) {
   std::vector<at::Tensor> tensors;
-  for (const PlacedParameter& placed : model->parameters()) {
+  for (const zero::PlacedParameter& placed : model->parameters()) {
     tensors.push_back(placed.parameter.tensor);
   }
   return tensors;
@@ -47,14 +47,14 @@ struct GatheredParameters::Held {
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
 
-  const std::shared_ptr<const WholePages> paging;
-  const std::shared_ptr<const ParametersInPlace> in_place;
-  const std::shared_ptr<PageWrites> writes;
-  const std::shared_ptr<GradientReducer> reducer;
+  const std::shared_ptr<const zero::WholePages> paging;
+  const std::shared_ptr<const zero::ParametersInPlace> in_place;
+  const std::shared_ptr<zero::PageWrites> writes;
+  const std::shared_ptr<zero::GradientReducer> reducer;
   const Modified modified;
   const int exceptions;
   std::vector<size_t> gathered_pages;
-  memory::Pins pins;
+  paging::Pins pins;
 };
 
 GatheredParameters::Held::Held(const ModelRef& model, const std::vector<at::Tensor>& parameters,
@@ -69,7 +69,7 @@ GatheredParameters::Held::Held(const ModelRef& model, const std::vector<at::Tens
   ZP_CHECK(!root || (*root >= 0 && *root < model->world().size()),
            "GatheredParameters: Modified::on_rank(", *root, "): expected a rank below ",
            model->world().size());
-  const ParameterPages& pages = *model->sharded().pages;
+  const zero::ParameterPages& pages = *model->sharded().pages;
   std::unordered_set<size_t> seen;
   for (const size_t index : indices_of(pages, parameters, "GatheredParameters")) {
     paging->add_to(pins, index, modified.anywhere());
@@ -113,8 +113,8 @@ GatheredGradients::GatheredGradients(const ModelRef& model)
 GatheredGradients::GatheredGradients(const ModelRef& model,
                                      const std::vector<at::Tensor>& parameters)
     : pins_(nullptr) {
-  const ShardedModel& sharded = model->sharded();
-  auto pins = std::make_unique<memory::Pins>();
+  const zero::ShardedModel& sharded = model->sharded();
+  auto pins = std::make_unique<paging::Pins>();
   sharded.gradients->gather(indices_of(*sharded.pages, parameters, "GatheredGradients"), *pins);
   pins_ = pins.release();
 }
@@ -125,7 +125,7 @@ GatheredGradients::~GatheredGradients() noexcept(false) {
 
 void visit_parameters(const DistributedDataParallelBase& model,
                       const std::function<void(const std::string&, const at::Tensor&)>& visit) {
-  const ParameterPages& pages = *sharded_parameters_of(model).pages;
+  const zero::ParameterPages& pages = *sharded_parameters_of(model).pages;
   std::optional<GatheredParameters> guard;
   size_t gathered = pages.layouts().size();
   for (const auto& parameter : model.named_parameters()) {

@@ -18,7 +18,7 @@
 namespace zeropage {
 namespace {
 
-using offload::ExactSum;
+using optim::ExactSum;
 
 double norm_of(const ExactSum& squares) {
   return std::sqrt(squares.value());
@@ -26,10 +26,10 @@ double norm_of(const ExactSum& squares) {
 
 GradientNorm norm_in_groups(const ModelRef& model, const std::vector<int>& group_of,
                             size_t groups) {
-  const ShardedModel& sharded = model->sharded();
+  const zero::ShardedModel& sharded = model->sharded();
   sharded.gradients->prepare_to_look();
   const bool watches_scale = sharded.sums->watches_scale();
-  const NormSums sums = sharded.sums->sum(group_of, groups);
+  const zero::NormSums sums = sharded.sums->sum(group_of, groups);
   // What the script does with the norm it may do to one stage.
   if (watches_scale) sharded.sums->watch_scale();
   GradientNorm norm;
@@ -39,7 +39,7 @@ GradientNorm norm_in_groups(const ModelRef& model, const std::vector<int>& group
     norm.of_group.push_back(norm_of(squares));
   }
   norm.total = norm_of(total);
-  if (!sums.all_finite) norm.not_finite = names_over_stages(*sharded.pages, sums.not_finite);
+  if (!sums.all_finite) norm.not_finite = zero::names_over_stages(*sharded.pages, sums.not_finite);
   return norm;
 }
 
@@ -53,7 +53,7 @@ GradientNorm gradient_norm(const ModelRef& model) {
 }
 
 GradientNorm gradient_norm(const ModelRef& model, const torch::optim::Optimizer& optimizer) {
-  const ParameterPages& pages = *model->sharded().pages;
+  const zero::ParameterPages& pages = *model->sharded().pages;
   const auto& groups = optimizer.param_groups();
   std::vector<int> group_of(pages.parameters().size(), -1);
   for (size_t group = 0; group < groups.size(); ++group) {
@@ -83,7 +83,7 @@ ClippedNorm clip_grad_norm_(const ModelRef& model, double max_norm, NotFinite no
     ZP_CHECK(
         not_finite == NotFinite::kReturn || (not_finite == NotFinite::kAsTheStep && is_skipped),
         "clip_grad_norm_: the norm of the gradients is ", norm.total, ": ",
-        say_not_finite(norm.not_finite),
+        zero::say_not_finite(norm.not_finite),
         "; no gradient was changed. Skip this step (zero_grad()), or pass "
         "NotFinite::kReturn and look at the norm");
     return {norm.total, norm.total};
@@ -97,7 +97,7 @@ ClippedNorm clip_grad_norm_(const ModelRef& model, double max_norm, NotFinite no
 
 void clip_grad_value_(const ModelRef& model, double clip_value) {
   ZP_CHECK(clip_value > 0, "clip_grad_value_: expected a value above 0, got ", clip_value);
-  StepGradients& gradients = *model->sharded().gradients;
+  zero::StepGradients& gradients = *model->sharded().gradients;
   gradients.prepare_to_look();
   gradients.change(
       [clip_value](const at::Tensor& owned) { owned.clamp_(-clip_value, clip_value); });

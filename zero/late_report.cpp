@@ -2,7 +2,7 @@
 
 namespace zeropage {
 
-EnqueuedStep::EnqueuedStep(std::shared_ptr<LateReport> report) : report_(std::move(report)) {}
+EnqueuedStep::EnqueuedStep(std::shared_ptr<zero::LateReport> report) : report_(std::move(report)) {}
 
 const StepReport& EnqueuedStep::report() const {
   return report_->get();

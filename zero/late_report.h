@@ -9,7 +9,7 @@
 
 #include "zeropage/step_report.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 // A report that is known, or that the device still works at. Copies share it.
 class LateReport {
@@ -31,4 +31,4 @@ class LateReport {
   std::optional<StepReport> report_;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

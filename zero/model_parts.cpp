@@ -7,7 +7,7 @@
 #include "zero/gradients/accumulate_hooks.h"
 #include "zeropage/check.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 ModelParts::ModelParts(ShardedModel sharded, comm::World all_ranks,
                        std::shared_ptr<const torch::nn::Module> module)
@@ -24,7 +24,7 @@ ModelParts::ModelParts(ShardedModel sharded, const torch::nn::Module& module)
   size_t place = 0;
   for (NamedParameter& parameter : parameters_of(module)) {
     const int64_t index = in_pages.index_of(parameter.tensor);
-    ZP_CHECK(index >= 0 || !detail::has_accumulate_hooks(parameter.tensor), "parameter \"",
+    ZP_CHECK(index >= 0 || !has_accumulate_hooks(parameter.tensor), "parameter \"",
              parameter.name(),
              "\" of the module is stepped by another zeropage::Optimizer than the one that was "
              "given, and a state has one optimizer: make one of all parameters, with a group for "
@@ -74,4 +74,4 @@ std::vector<NamedParameter> buffers_each_once(const torch::nn::Module& module) {
   return buffers;
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

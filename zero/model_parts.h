@@ -13,7 +13,7 @@
 #include "zero/setup/sharded_model.h"
 #include "zeropage/world.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class ModelParts {
  public:
@@ -50,4 +50,4 @@ class ModelParts {
 // A module's buffers, each once, with all its names.
 std::vector<NamedParameter> buffers_each_once(const torch::nn::Module& module);
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

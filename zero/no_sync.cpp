@@ -7,7 +7,7 @@
 namespace zeropage {
 namespace {
 
-std::shared_ptr<GradientReducer> checked_reducer(const ShardedModel& sharded) {
+std::shared_ptr<zero::GradientReducer> checked_reducer(const zero::ShardedModel& sharded) {
   ZP_CHECK(!sharded.options.world_invariant,
            "no_sync(): adds up this rank's micro-batches before the ranks', but "
            "options.world_invariant adds up the ranks' first, for bits that do not depend on the "
@@ -17,7 +17,7 @@ std::shared_ptr<GradientReducer> checked_reducer(const ShardedModel& sharded) {
 
 }  // namespace
 
-NoSync::NoSync(const ShardedModel& sharded) : reducer_(checked_reducer(sharded)) {
+NoSync::NoSync(const zero::ShardedModel& sharded) : reducer_(checked_reducer(sharded)) {
   reducer_->begin_no_sync();
 }
 

@@ -33,7 +33,7 @@ std::string text_of(const Stage& stage) {
 
 int64_t page_bytes_on(c10::Device device, const Options& options) {
   if (options.page_bytes != Options::kPageBytesOfDevice) return options.page_bytes;
-  return memory::has_streams(device.type()) ? 64_MiB : 16_MiB;
+  return device::has_streams(device.type()) ? 64_MiB : 16_MiB;
 }
 
 bool is_low_precision(c10::ScalarType dtype) {
@@ -50,13 +50,12 @@ c10::ScalarType accumulate_dtype_of(const Options& options, c10::ScalarType para
   return options.accumulate_dtype.value_or(c10::kFloat) == c10::kFloat ? c10::kFloat : parameters;
 }
 
-offload::StateFormat state_format_of(const Options& options, int64_t parameter_numel) {
+StateFormat state_format_of(const Options& options, int64_t parameter_numel) {
   // Biases and norms: few bytes, and the most sensitive.
   constexpr int64_t kLeastQuantisedNumel = 4096;
   const bool is_small = parameter_numel < kLeastQuantisedNumel;
-  return options.optimizer_state == offload::StateFormat::k8Bit && is_small
-             ? offload::StateFormat::kFp32
-             : options.optimizer_state;
+  return options.optimizer_state == StateFormat::k8Bit && is_small ? StateFormat::kFp32
+                                                                   : options.optimizer_state;
 }
 
 namespace {
@@ -90,7 +89,7 @@ void validate_double(const Options& options) {
   require(options.low_precision_update == LowPrecisionUpdate::kMasterWeights,
           "low_precision_update", "is about bfloat16 and half");
   require(options.update_by != UpdateBy::kFused, "update_by", "the fused update is of fp32 values");
-  require(options.optimizer_state == offload::StateFormat::kFp32, "optimizer_state",
+  require(options.optimizer_state == StateFormat::kFp32, "optimizer_state",
           "only the fused update keeps states in less, and it is of fp32 values");
   require(options.offload.optimizer == memory::Tier::kDevice, "offload.optimizer",
           "the step on the host is the fused one, of fp32 values");
@@ -215,8 +214,7 @@ void validate(const Options& options) {
   validate_precision(options);
   validate_offload(options);
   validate_limits(options);
-  ZP_CHECK(options.optimizer_state == offload::StateFormat::kFp32 ||
-               options.update_by != UpdateBy::kClass,
+  ZP_CHECK(options.optimizer_state == StateFormat::kFp32 || options.update_by != UpdateBy::kClass,
            "options.optimizer_state: only the fused update keeps states in less than fp32, but "
            "update_by is UpdateBy::kClass; use UpdateBy::kAuto or UpdateBy::kFused");
   ZP_CHECK(options.low_precision_update != LowPrecisionUpdate::kSplitMasterWeights ||

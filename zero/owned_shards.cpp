@@ -42,25 +42,25 @@ class PageReader {
   // parameters: of the page.
   void read(size_t page, const std::vector<size_t>& parameters, const VisitOwnedShard& visit) {
     sharded_.writes->take_over(page);
-    sharded_.masters->visit_owned(page, TierStorage::Use::kRead, [&](const auto& owned) {
+    sharded_.masters->visit_owned(page, zero::TierStorage::Use::kRead, [&](const auto& owned) {
       // The states of each parameter, in pieces that follow each other where a class keeps them so.
-      std::unordered_map<size_t, std::vector<OwnedState>> states;
+      std::unordered_map<size_t, std::vector<zero::OwnedState>> states;
       const auto visit_parameters = [&](size_t) {
         for (const size_t index : parameters) visit(shard_of(index, owned, states[index]));
       };
       if (optimizer_ == nullptr) return visit_parameters(page);
       updates_of(*optimizer_)
           .visit_states_of(
-              page, StateAccess::kRead,
-              [&](size_t, OwnedState& state) { states[state.parameter].push_back(state); },
+              page, zero::StateAccess::kRead,
+              [&](size_t, zero::OwnedState& state) { states[state.parameter].push_back(state); },
               visit_parameters);
     });
   }
 
  private:
-  OwnedShard shard_of(size_t index, const MasterWeights::Owned& owned,
-                      const std::vector<OwnedState>& states) const {
-    const PlacedParameter& placed = parameters_[index];
+  OwnedShard shard_of(size_t index, const zero::MasterWeights::Owned& owned,
+                      const std::vector<zero::OwnedState>& states) const {
+    const zero::PlacedParameter& placed = parameters_[index];
     const Range own = pages_.owned(placed.page);
     Range here = intersection(own, placed.range);
     OwnedShard shard{.name = placed.parameter.name(),
@@ -83,18 +83,18 @@ class PageReader {
   }
 
   template <typename Part>
-  at::Tensor exact_values(const at::Tensor& values, const MasterWeights::Owned& owned,
+  at::Tensor exact_values(const at::Tensor& values, const zero::MasterWeights::Owned& owned,
                           const Part& part) const {
     if (!is_low_precision(values.scalar_type())) return values;
     if (owned.copy.defined()) return part(owned.copy);
     if (!owned.remainders.defined()) return values;
     const c10::InferenceMode inference;
-    return offload::joined_values(values, part(owned.remainders));
+    return optim::joined_values(values, part(owned.remainders));
   }
 
-  static void add_states(OwnedShard& shard, const std::vector<OwnedState>& states) {
+  static void add_states(OwnedShard& shard, const std::vector<zero::OwnedState>& states) {
     std::map<std::string, std::vector<at::Tensor>> pieces;
-    for (const OwnedState& state : states) {
+    for (const zero::OwnedState& state : states) {
       shard.steps = state.steps;
       for (const auto& [name, values] : state.tensors) pieces[name].push_back(values);
     }
@@ -104,9 +104,9 @@ class PageReader {
     }
   }
 
-  const ShardedModel& sharded_;
-  const ParameterPages& pages_;
-  const PlacedParameters& parameters_;
+  const zero::ShardedModel& sharded_;
+  const zero::ParameterPages& pages_;
+  const zero::PlacedParameters& parameters_;
   ShardedOptimizer* const optimizer_;
 };
 
@@ -119,9 +119,9 @@ OwnedShard read_one(const ModelRef& model, ShardedOptimizer* optimizer,
                     const at::Tensor& parameter) {
   const at::NoGradGuard no_grad;
   constexpr const char* kWho = "owned_shard()";
-  check_values_can_be_read(model, kWho);
+  zero::check_values_can_be_read(model, kWho);
   check_is_of(optimizer, model, kWho);
-  const ParameterPages& pages = *model->sharded().pages;
+  const zero::ParameterPages& pages = *model->sharded().pages;
   const int64_t index = pages.parameters().index_of(parameter);
   ZP_CHECK(index >= 0, kWho, ": a tensor ",
            parameter.defined() ? c10::str("of sizes ", parameter.sizes()) : "that is undefined",
@@ -136,10 +136,10 @@ OwnedShard read_one(const ModelRef& model, ShardedOptimizer* optimizer,
 void read_all(const ModelRef& model, ShardedOptimizer* optimizer, const VisitOwnedShard& visit,
               const char* who) {
   const at::NoGradGuard no_grad;
-  check_values_can_be_read(model, who);
+  zero::check_values_can_be_read(model, who);
   check_is_of(optimizer, model, who);
   PageReader reader(model, optimizer);
-  const ParameterPages& pages = *model->sharded().pages;
+  const zero::ParameterPages& pages = *model->sharded().pages;
   for (size_t page = 0; page < pages.layouts().size(); ++page) {
     reader.read(page, pages.parameters().of_page(page), visit);
   }
@@ -156,11 +156,11 @@ at::Tensor checked(const OwnedShard& shard, const at::Tensor& given) {
 
 void write_page(const ModelRef& model, size_t page,
                 const std::map<std::string, at::Tensor>& given) {
-  const ShardedModel& sharded = model->sharded();
+  const zero::ShardedModel& sharded = model->sharded();
   const Range own = sharded.pages->owned(page);
-  sharded.masters->visit_owned(page, TierStorage::Use::kWrite, [&](const auto& owned) {
+  sharded.masters->visit_owned(page, zero::TierStorage::Use::kWrite, [&](const auto& owned) {
     for (const size_t index : model->parameters().of_page(page)) {
-      const PlacedParameter& placed = model->parameters()[index];
+      const zero::PlacedParameter& placed = model->parameters()[index];
       const Range here = intersection(own, placed.range);
       if (here.empty()) continue;
       const at::Tensor& values = given.at(placed.parameter.name());
@@ -169,8 +169,8 @@ void write_page(const ModelRef& model, size_t page,
         return of_owned.narrow(0, here.begin - own.begin, here.numel());
       };
       if (owned.remainders.defined()) {
-        const offload::SplitValues split =
-            offload::split_values(values.to(owned.values.device(), at::kFloat));
+        const optim::SplitValues split =
+            optim::split_values(values.to(owned.values.device(), at::kFloat));
         part(owned.values).copy_(split.high);
         part(owned.remainders).copy_(split.low);
         continue;
@@ -204,7 +204,7 @@ void visit_owned_shards(const ModelRef& model, ShardedOptimizer& optimizer,
 void assign_owned_shards(const ModelRef& model, const NewShardValues& new_values) {
   const at::NoGradGuard no_grad;
   constexpr const char* kWho = "assign_owned_shards()";
-  const ShardedModel& sharded = model->sharded();
+  const zero::ShardedModel& sharded = model->sharded();
   std::map<std::string, at::Tensor> given;
   std::exception_ptr error;
   std::string message, values;
@@ -225,7 +225,7 @@ void assign_owned_shards(const ModelRef& model, const NewShardValues& new_values
     ZP_CHECK(messages[rank].empty(), kWho, ": nothing was assigned, as rank ", rank,
              " said: ", messages[rank]);
   }
-  const NewValues alike(*sharded.pages, given);
+  const zero::NewValues alike(*sharded.pages, given);
   // What one rank wrote alone: from here on nobody compares it any more.
   std::vector<std::string> written = model->world().gather_text(kWho, values + "\n" + alike.text());
   std::vector<std::string> assigned;

@@ -5,7 +5,7 @@
 #include "zero/setup/sharded_model.h"
 #include "zeropage/check.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 void check_values_can_be_read(const ModelRef& model, const char* who) {
   const ShardedModel& sharded = model->sharded();
@@ -34,7 +34,7 @@ void visit_exact_values(const ModelRef& model, const char* who,
       if (is_low_precision(owned.values.scalar_type()) && owned.copy.defined()) {
         visit(page, owned.copy);
       } else if (owned.remainders.defined()) {
-        visit(page, offload::joined_values(owned.values, owned.remainders));
+        visit(page, optim::joined_values(owned.values, owned.remainders));
       } else {
         visit(page, owned.values);
       }
@@ -42,4 +42,4 @@ void visit_exact_values(const ModelRef& model, const char* who,
   }
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

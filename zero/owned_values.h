@@ -8,7 +8,7 @@
 #include "zero/pages/master_weights.h"
 #include "zeropage/detail/model_ref.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 // Throws where a step may be under way, and in a simulated world. who: for the message.
 void check_values_can_be_read(const ModelRef& model, const char* who);
@@ -18,4 +18,4 @@ void check_values_can_be_read(const ModelRef& model, const char* who);
 void visit_exact_values(const ModelRef& model, const char* who,
                         const std::function<void(size_t page, const at::Tensor& exact)>& visit);
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

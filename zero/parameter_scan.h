@@ -8,7 +8,7 @@
 
 #include "optim/parallel.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 // Fewer are seen by one thread: it takes as long as starting another.
 inline constexpr int64_t kParametersOfThread = 512;
@@ -16,10 +16,10 @@ inline constexpr int64_t kParametersOfThread = 512;
 // Calls visit(i) for each i in [0, count), on any thread.
 template <typename Visit>
 void for_each_in_parallel(size_t count, const Visit& visit) {
-  offload::parallel_for(static_cast<int64_t>(count), kParametersOfThread,
-                        [&](int64_t begin, int64_t end) {
-                          for (int64_t i = begin; i < end; ++i) visit(static_cast<size_t>(i));
-                        });
+  optim::parallel_for(static_cast<int64_t>(count), kParametersOfThread,
+                      [&](int64_t begin, int64_t end) {
+                        for (int64_t i = begin; i < end; ++i) visit(static_cast<size_t>(i));
+                      });
 }
 
 // So many parameters ahead of its own a look asks for what it will read: longer than memory takes.
@@ -45,4 +45,4 @@ size_t first_in_parallel(size_t count, const Holds& holds) {
   return first;
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -27,21 +27,21 @@ ShardedOptimizer::ShardedOptimizer(const DistributedDataParallelBase& model, con
 
 ShardedOptimizer::ShardedOptimizer(const comm::World& world, const Options& options,
                                    const Groups& groups, Algorithm algorithm)
-    : ShardedOptimizer(shard_bare_parameters(all_of(groups), world, options), /*module=*/nullptr,
-                       groups, std::move(algorithm)) {}
+    : ShardedOptimizer(zero::shard_bare_parameters(all_of(groups), world, options),
+                       /*module=*/nullptr, groups, std::move(algorithm)) {}
 
-ShardedOptimizer::ShardedOptimizer(const ShardedModel& parameters, const torch::nn::Module* module,
-                                   const Groups& groups, Algorithm algorithm)
+ShardedOptimizer::ShardedOptimizer(const zero::ShardedModel& parameters,
+                                   const torch::nn::Module* module, const Groups& groups,
+                                   Algorithm algorithm)
     : Optimizer(groups, algorithm.defaults->clone()),
-      updates_(std::make_unique<ShardedUpdates>(
+      updates_(std::make_unique<zero::ShardedUpdates>(
           parameters, *this,
-          UpdateAlgorithm{
+          zero::UpdateAlgorithm{
               .class_name = std::move(algorithm.class_name),
               .make_class_optimizer = std::move(algorithm.make_class_optimizer),
-              .make_fused = algorithm.fused ? algorithm.fused->make : MakePageUpdate(),
+              .make_fused = algorithm.fused ? algorithm.fused->make : zero::MakePageUpdate(),
               .tensors = algorithm.fused ? algorithm.fused->tensors : nullptr,
-              .embeddings =
-                  module != nullptr ? offload::Embeddings(*module) : offload::Embeddings(),
+              .embeddings = module != nullptr ? optim::Embeddings(*module) : optim::Embeddings(),
               .states = algorithm.fused ? algorithm.fused->states : 0,
               .options = {typeid(*algorithm.defaults), algorithm.option_bytes},
           })) {}
@@ -70,11 +70,11 @@ int64_t ShardedOptimizer::steps() {
   return updates_->steps();
 }
 
-ShardedUpdates& updates_of(ShardedOptimizer& optimizer) {
+zero::ShardedUpdates& updates_of(ShardedOptimizer& optimizer) {
   return *optimizer.updates_;
 }
 
-const ShardedUpdates& updates_of(const ShardedOptimizer& optimizer) {
+const zero::ShardedUpdates& updates_of(const ShardedOptimizer& optimizer) {
   return *optimizer.updates_;
 }
 

@@ -12,7 +12,7 @@ std::string StepReport::to_string() const {
       return clipped_norm < norm ? c10::str("stepped, norm ", norm, " clipped to ", clipped_norm)
                                  : c10::str("stepped, norm ", norm);
     case Skipped::kNotFinite:
-      return c10::str("skipped: ", say_not_finite(not_finite), "; loss scale ", loss_scale,
+      return c10::str("skipped: ", zero::say_not_finite(not_finite), "; loss scale ", loss_scale,
                       ", next ", next_loss_scale, at_lowest_scale ? ", the lowest" : "");
     case Skipped::kNormSpike:
       return c10::str("skipped: the norm ", norm, " is a spike");

@@ -5,7 +5,7 @@
 namespace zeropage {
 
 WeightAverage::WeightAverage(const ModelRef& model, const WeightAverageOptions& options)
-    : pages_(std::make_unique<AveragedPages>(model, options.decay)) {}
+    : pages_(std::make_unique<zero::AveragedPages>(model, options.decay)) {}
 
 WeightAverage::~WeightAverage() = default;
 
@@ -25,7 +25,7 @@ bool WeightAverage::is_swapped_in() const {
   return pages_->is_swapped_in();
 }
 
-AveragedPages& pages_of(WeightAverage& average) {
+zero::AveragedPages& pages_of(WeightAverage& average) {
   return *average.pages_;
 }
 

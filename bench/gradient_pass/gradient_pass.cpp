@@ -26,7 +26,7 @@ namespace {
 using bench::Contender;
 using bench::Spread;
 using bench::spread_json;
-using zeropage::offload::NormTable;
+using zeropage::optim::NormTable;
 
 constexpr int64_t kDefaultNumel = int64_t{1} << 26;
 constexpr int64_t kStepNumber = 10;
@@ -49,7 +49,7 @@ struct Scaling {
 
 struct Problem {
   torch::optim::AdamWOptions options{1e-3};
-  zeropage::offload::Stretch stretch;
+  zeropage::optim::Stretch stretch;
   Scaling scaling;
 };
 
@@ -82,7 +82,7 @@ OurPass our_pass(const NormTable& table, const at::Tensor& gradient, const Scali
 
 void our_step(const Problem& problem, double factor) {
   if (factor == 0) return;
-  zeropage::offload::fused_step(problem.options, kStepNumber, problem.stretch, {.scale = factor});
+  zeropage::optim::fused_step(problem.options, kStepNumber, problem.stretch, {.scale = factor});
 }
 
 double our_pass_rewriting(const NormTable& table, const at::Tensor& gradient,
@@ -122,7 +122,7 @@ LibtorchPass libtorch_folded_pass(const at::Tensor& gradient, const Scaling& sca
 }
 
 void libtorch_step(const Problem& problem, const LibtorchPass& pass, const at::Tensor& step) {
-  const zeropage::offload::Stretch& s = problem.stretch;
+  const zeropage::optim::Stretch& s = problem.stretch;
   const auto [beta1, beta2] = problem.options.betas();
   std::optional<at::Tensor> grad_scale;
   if (pass.grad_scale.defined()) grad_scale = pass.grad_scale;
@@ -220,7 +220,7 @@ nlohmann::json report(const std::vector<Spread>& seconds) {
 
 void run(const Flags& flags) {
   const bool on_cuda = flags.device == "cuda";
-  ZP_CHECK(!on_cuda || zeropage::offload::cuda::is_built(),
+  ZP_CHECK(!on_cuda || zeropage::optim::cuda::is_built(),
            "--device cuda: built without CUDA; cmake --preset cuda");
   ZP_CHECK(!on_cuda || torch::cuda::is_available(), "--device cuda: LibTorch finds no CUDA device");
   const at::Device device = on_cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);

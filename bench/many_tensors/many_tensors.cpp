@@ -97,7 +97,7 @@ zeropage::Options options_of(const Flags& flags, int stage) {
   options.stage = zeropage::stage_of(stage);
   if (flags.dtype == "bf16") options.compute_dtype = at::kBFloat16;
   if (flags.state_bits == "bf16") {
-    options.optimizer_state = zeropage::offload::StateFormat::kBf16;
+    options.optimizer_state = zeropage::StateFormat::kBf16;
   }
   if (flags.offload == "host") options.offload.optimizer = zeropage::memory::Tier::kHost;
   if (flags.offload_step == "backward") options.offload.step = zeropage::StepWhen::kInBackward;

@@ -19,9 +19,9 @@
 namespace optimizer_step {
 namespace {
 
-using zeropage::offload::GradientAfter;
-using zeropage::offload::StateFormat;
-using zeropage::offload::Stretch;
+using zeropage::StateFormat;
+using zeropage::optim::GradientAfter;
+using zeropage::optim::Stretch;
 
 constexpr int64_t kStepNumber = 10;
 constexpr int64_t kStepBytes = 7 * 4;  // an element: 4 buffers read, 3 written
@@ -72,34 +72,35 @@ void same_mix(const Stretch& s) {
                     {s.states[0].data_ptr<float>(), s.states[1].data_ptr<float>()},
                     s.values.numel()};
   if (!s.values.is_cpu()) {
-    return touch_on_cuda(mix, zeropage::offload::cuda::current_stream(s.values.device()));
+    return touch_on_cuda(mix, zeropage::optim::cuda::current_stream(s.values.device()));
   }
   at::parallel_for(0, mix.numel, kNumelPerThread,
                    [&](int64_t begin, int64_t end) { touch_on_cpu(mix, begin, end); });
 }
 
 Stretch with_8_bit_states(const Stretch& plain) {
-  return {.values = plain.values,
-          .gradient = plain.gradient,
-          .states = zeropage::offload::make_states(options(), plain.values, StateFormat::k8Bit),
-          .scales = zeropage::offload::make_scales(options(), plain.values, /*first_in_block=*/0)};
+  return {
+      .values = plain.values,
+      .gradient = plain.gradient,
+      .states = zeropage::optim::make_states(options(), plain.values, zeropage::StateFormat::k8Bit),
+      .scales = zeropage::optim::make_scales(options(), plain.values, /*first_in_block=*/0)};
 }
 
 // The loops themselves, by no more than those instructions.
-void step_with(zeropage::offload::cpu::Instructions instructions, const Stretch& s) {
-  using namespace zeropage::offload;
-  const UpdateRule rule = rule_of(options(), kStepNumber);
-  FlatStretch flat{.values = s.values.data_ptr<float>(),
-                   .gradient = s.gradient.const_data_ptr(),
-                   .numel = s.values.numel()};
-  if (is_packed(s)) {
-    const PackedStretch packed = packed_of(s, flat, kStepNumber);
-    const int64_t blocks = blocks_of(/*first_in_block=*/0, flat.numel);
-    at::parallel_for(0, blocks, kNumelPerThread / kStateBlockNumel,
-                     [&](int64_t begin, int64_t end) {
-                       cpu::packed_step(rule, packed, begin * kStateBlockNumel,
-                                        std::min(end * kStateBlockNumel, flat.numel), instructions);
-                     });
+void step_with(zeropage::optim::cpu::Instructions instructions, const Stretch& s) {
+  using namespace zeropage::optim;
+  const zeropage::optim::UpdateRule rule = zeropage::optim::rule_of(options(), kStepNumber);
+  zeropage::optim::FlatStretch flat{.values = s.values.data_ptr<float>(),
+                                    .gradient = s.gradient.const_data_ptr(),
+                                    .numel = s.values.numel()};
+  if (zeropage::optim::is_packed(s)) {
+    const zeropage::optim::PackedStretch packed = zeropage::optim::packed_of(s, flat, kStepNumber);
+    const int64_t blocks = zeropage::blocks_of(/*first_in_block=*/0, flat.numel);
+    at::parallel_for(
+        0, blocks, kNumelPerThread / zeropage::kStateBlockNumel, [&](int64_t begin, int64_t end) {
+          cpu::packed_step(rule, packed, begin * zeropage::kStateBlockNumel,
+                           std::min(end * zeropage::kStateBlockNumel, flat.numel), instructions);
+        });
     return;
   }
   for (size_t i = 0; i < s.states.size(); ++i) flat.states[i] = s.states[i].data_ptr<float>();
@@ -177,7 +178,7 @@ Group flat_group(const c10::Device& device, int64_t numel) {
   Stretch zeroed = plain;
   zeroed.gradient = at::randn({numel}, plain.values.options());
   const Lists lists = lists_of({plain});
-  using zeropage::offload::fused_step;
+  using zeropage::optim::fused_step;
   Group group{.name = "one flat stretch", .numel = numel};
   const auto add = [&](const std::string& name, int64_t bytes, std::function<void()> run) {
     group.contenders.push_back({name, std::move(run)});
@@ -195,7 +196,7 @@ Group flat_group(const c10::Device& device, int64_t numel) {
   const size_t calls = add("LibTorch's four calls", kStepBytes + kCopyOutBytes,
                            [=] { separate_calls(copied, lists); });
   const size_t zeroing = add("AdamW that zeroes", kStepBytes + 4, [=] {
-    fused_step(options(), kStepNumber, zeroed, {.after = GradientAfter::kZeroed});
+    fused_step(options(), kStepNumber, zeroed, {.after = zeropage::optim::GradientAfter::kZeroed});
   });
   const size_t zero_after = add("AdamW, then zero_()", kStepBytes + 4, [=] {
     fused_step(options(), kStepNumber, zeroed);
@@ -218,9 +219,9 @@ Group list_group(const c10::Device& device, int64_t count) {
   const int64_t numel = count * kTensorNumel;
   const Stretch flat = stretch_of(device, numel);
   const Lists lists = lists_of(stretches);
-  const zeropage::offload::StretchList prepared(stretches);
+  const zeropage::optim::StretchList prepared(stretches);
   const auto training = std::make_shared<Training>(device, count);
-  using zeropage::offload::fused_step;
+  using zeropage::optim::fused_step;
   return {.name = std::to_string(count) + " tensors of 1000 elements",
           .numel = numel,
           .contenders =
@@ -246,14 +247,14 @@ Group list_group(const c10::Device& device, int64_t count) {
 }
 
 Group instructions_group(int64_t numel) {
-  using zeropage::offload::cpu::Instructions;
+  using zeropage::optim::cpu::Instructions;
   const Stretch plain = stretch_of(at::kCPU, numel);
   const Stretch small = with_8_bit_states(plain);
   Group group{.name = "each set of instructions", .numel = numel};
   for (const Instructions set :
        {Instructions::kAnyProcessor, Instructions::kAvx2, Instructions::kAvx512}) {
-    if (set > zeropage::offload::cpu::best_instructions()) break;
-    const std::string name(zeropage::offload::cpu::name_of(set));
+    if (set > zeropage::optim::cpu::best_instructions()) break;
+    const std::string name(zeropage::optim::cpu::name_of(set));
     const size_t in_fp32 = group.contenders.size();
     group.contenders.push_back({"fp32 states, " + name, [=] { step_with(set, plain); }});
     group.contenders.push_back({"8-bit states, " + name, [=] { step_with(set, small); }});

@@ -89,7 +89,7 @@ int64_t numel_of_each_set(const Flags& flags) {
 
 void run(const Flags& flags) {
   const bool on_cuda = flags.device == "cuda";
-  ZP_CHECK(!on_cuda || zeropage::offload::cuda::is_built(),
+  ZP_CHECK(!on_cuda || zeropage::optim::cuda::is_built(),
            "--device cuda: built without CUDA; cmake --preset cuda");
   ZP_CHECK(!on_cuda || torch::cuda::is_available(), "--device cuda: LibTorch finds no CUDA device");
   const at::Device device = on_cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
@@ -97,7 +97,7 @@ void run(const Flags& flags) {
   if (flags.threads > 0) at::set_num_threads(flags.threads);
   FILE* const text = text_of(flags);
   const std::string instructions(
-      zeropage::offload::cpu::name_of(zeropage::offload::cpu::best_instructions()));
+      zeropage::optim::cpu::name_of(zeropage::optim::cpu::best_instructions()));
   std::fprintf(text,
                "AdamW in fp32 on %s, %d rounds, %d intra-op threads, the CPU's loops with %s; "
                "median [least, most]\n",

@@ -6,7 +6,7 @@
 namespace optimizer_step {
 namespace {
 
-using zeropage::offload::cpu::Instructions;
+using zeropage::optim::cpu::Instructions;
 
 ZEROPAGE_ELEMENT void touch(const SameMix& mix, int64_t begin, int64_t end) {
   const SameMix own = mix;
@@ -33,7 +33,7 @@ ZEROPAGE_AVX512 void touch_with_avx512(const SameMix& mix, int64_t begin, int64_
 }  // namespace
 
 void touch_on_cpu(const SameMix& mix, int64_t begin, int64_t end) {
-  switch (zeropage::offload::cpu::best_instructions()) {
+  switch (zeropage::optim::cpu::best_instructions()) {
     case Instructions::kAvx512:
       return touch_with_avx512(mix, begin, end);
     case Instructions::kAvx2:

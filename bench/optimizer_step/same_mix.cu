@@ -4,7 +4,7 @@
 namespace optimizer_step {
 namespace {
 
-using zeropage::offload::cuda::kThreads;
+using zeropage::optim::cuda::kThreads;
 
 __device__ float4& quad_of(float* buffer, int64_t i) {
   return reinterpret_cast<float4*>(buffer)[i];
@@ -32,9 +32,9 @@ __global__ void touch(SameMix mix, int64_t quads) {
 
 void touch_on_cuda(const SameMix& mix, void* stream) {
   const int64_t quads = mix.numel / 4;
-  const unsigned blocks = zeropage::offload::cuda::blocks_for(quads, kThreads);
+  const unsigned blocks = zeropage::optim::cuda::blocks_for(quads, kThreads);
   touch<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(mix, quads);
-  zeropage::offload::cuda::check(cudaGetLastError(), "the launch of the same mix of bytes");
+  zeropage::optim::cuda::check(cudaGetLastError(), "the launch of the same mix of bytes");
 }
 
 }  // namespace optimizer_step

@@ -68,7 +68,7 @@ void check_values(const Flags& flags) {
             "--inject-inf: no such layer, micro-step or step");
   }
   const zeropage::Options& options = flags.options;
-  const bool shards_parameters = zeropage::shards_parameters(options);
+  const bool shards_parameters = zeropage::zero::shards_parameters(options);
   require(options.parameter_budget_bytes == 0 || shards_parameters,
           "--parameter-budget: only stage 3 shards parameters; leave it out or use --stage 3");
   require(flags.forms.prefetch || shards_parameters,

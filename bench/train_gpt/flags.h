@@ -130,7 +130,8 @@ struct Flags {
 
   // Whether the model is constructed without memory for its parameters. On CUDA one that is moved there leaves holes.
   bool constructs_deferred() const {
-    const bool is_better = shards_parameters(options) || device_type() == torch::kCUDA;
+    const bool is_better =
+        zeropage::zero::shards_parameters(options) || device_type() == torch::kCUDA;
     const bool suits = simulates() || (tensor == 1 && is_better);
     return deferred == "on" || (deferred == "auto" && suits);
   }

@@ -17,11 +17,11 @@ double state_tensors(const Flags& flags) {
 }
 
 zeropage::memory::TierBytes memory_formula(const Flags& flags, int64_t parameters, int world_size) {
-  return formula_bytes(flags.options, parameters, world_size, state_tensors(flags));
+  return zeropage::zero::formula_bytes(flags.options, parameters, world_size, state_tensors(flags));
 }
 
 int64_t gradient_formula(const Flags& flags, int64_t parameters, int world_size) {
-  return formula_gradient_bytes(flags.options, parameters, world_size);
+  return zeropage::zero::formula_gradient_bytes(flags.options, parameters, world_size);
 }
 
 }  // namespace train_gpt

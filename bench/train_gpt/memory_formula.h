@@ -9,10 +9,10 @@
 
 namespace train_gpt {
 
-// zeropage::formula_bytes() for the flags. With --offload-bytes as if all left.
+// zeropage::zero::formula_bytes() for the flags. With --offload-bytes as if all left.
 zeropage::memory::TierBytes memory_formula(const Flags& flags, int64_t parameters, int world_size);
 
-// zeropage::formula_gradient_bytes() for them.
+// zeropage::zero::formula_gradient_bytes() for them.
 int64_t gradient_formula(const Flags& flags, int64_t parameters, int world_size);
 
 // State tensors of a parameter's size that the optimizer keeps, in the mean over the model's parameters.

@@ -94,7 +94,7 @@ void check_double(const Flags& flags) {
   require_without(forms.accumulate_dtype != "fp32", "--accumulate-dtype fp32",
                   "gradients in fp64 are kept in fp64");
   require_without(!flags.options.world_invariant, "--world-invariant", "sums in fp32");
-  require_without(flags.options.optimizer_state == zeropage::offload::StateFormat::kFp32,
+  require_without(flags.options.optimizer_state == zeropage::StateFormat::kFp32,
                   "--optimizer-state", "the update of fp64 values is the class's, with its states");
   require_without(forms.offload_optimizer == "none",
                   "--offload-optimizer " + forms.offload_optimizer,
@@ -118,8 +118,7 @@ void check_precision(const Flags& flags) {
           "--low-precision-update stochastic: is for bf16; use master");
   require(!is_half || update != LowPrecisionUpdate::kSplitMasterWeights,
           "--low-precision-update split: is for bf16; use master");
-  require(flags.options.optimizer_state == zeropage::offload::StateFormat::kFp32 ||
-              flags.optimizer != "sgd",
+  require(flags.options.optimizer_state == zeropage::StateFormat::kFp32 || flags.optimizer != "sgd",
           "--optimizer-state: plain SGD keeps no state; leave it out or use another --optimizer");
   require(!world_invariant || forms.reduce_dtype != "compute" || !low,
           "--world-invariant: sums in fp32; leave --reduce-dtype out");
@@ -152,7 +151,7 @@ void check_offload(const Flags& flags) {
   const std::string& optimizer = flags.forms.offload_optimizer;
   const std::string& parameters = flags.forms.offload_parameters;
   const zeropage::OffloadOptions& offload = flags.options.offload;
-  require(parameters == "none" || shards_parameters(flags.options),
+  require(parameters == "none" || zeropage::zero::shards_parameters(flags.options),
           "--offload-parameters " + parameters + ": stage " + text_of(flags.options.stage) +
               " keeps parameters whole on the device; use --stage 3, on one rank too");
   require(parameters == "none" || optimizer != "none",

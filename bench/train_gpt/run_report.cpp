@@ -229,7 +229,7 @@ std::string table(const Flags& flags, const RunFigures& run,
   if (!flags.checkpointing.keeps_all()) {
     out << activations_line(run.recompute, activation_peak(ranks)) << run.kept_activations;
   }
-  if (shards_parameters(flags.options)) out << paging_table(run.paging);
+  if (zeropage::zero::shards_parameters(flags.options)) out << paging_table(run.paging);
   return out.str();
 }
 
@@ -297,7 +297,7 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
                     {"write_bytes_per_second", run.disk->write_bytes_per_second},
                     {"step_seconds", run.disk_forecast.step_seconds}};
   }
-  if (shards_parameters(flags.options)) {
+  if (zeropage::zero::shards_parameters(flags.options)) {
     PagingStatistics sum;
     nlohmann::json by_step = nlohmann::json::array();
     for (const PagingStatistics& of_step : run.paging) {

@@ -31,10 +31,10 @@ using zeropage::comm::SimulatedCost;
 using zeropage::comm::SimulationFigures;
 using zeropage::comm::SimulationOptions;
 using zeropage::comm::Traffic;
-using zeropage::detail::AllocationChange;
-using zeropage::detail::AllocationRecord;
-using zeropage::detail::Reserving;
 using zeropage::memory::Tier;
+using zeropage::planning::AllocationChange;
+using zeropage::planning::AllocationRecord;
+using zeropage::planning::Reserving;
 
 // Ranks differ in what they broadcast and, with ragged slices, reduce; beyond this many, the ends
 // show it.
@@ -113,9 +113,9 @@ SimulatedRank run_rank(const Flags& flags, int rank) {
       flags.constructs_deferred() ? AllocationRecord::Construction::kHasNoMemory
                                   : AllocationRecord::Construction::kIsOnTheDevice);
   if (flags.simulates_cuda()) ledger->sink().exchange(allocations);
-  zeropage::detail::SimulatedWorkspaces workspaces(flags.simulates_cuda()
-                                                       ? allocator_of_simulated_cuda().workspaces
-                                                       : zeropage::memory::ProductWorkspaces());
+  zeropage::planning::SimulatedWorkspaces workspaces(flags.simulates_cuda()
+                                                         ? allocator_of_simulated_cuda().workspaces
+                                                         : zeropage::memory::ProductWorkspaces());
   const auto world = simulated_world(flags, rank);
   SimulatedRank run{.rank = rank};
   const Places places = Places::of(world, flags);
@@ -178,7 +178,9 @@ double bubble_of(const Flags& flags) {
       zeropage::parallel::make_schedule(flags.schedule_kind(), flags.chunks_of_rank());
   const auto lists =
       schedule->actions(flags.pipeline, static_cast<int>(flags.accumulator.micro_steps));
-  return simulate(lists, {{.forward = 1, .input_gradient = 1, .weight_gradient = 1}}).bubble;
+  return zeropage::pipeline::simulate(lists,
+                                      {{.forward = 1, .input_gradient = 1, .weight_gradient = 1}})
+      .bubble;
 }
 
 std::string pipeline_text(const Flags& flags) {

@@ -12,7 +12,7 @@ constexpr double kSecondsPerMillisecond = 1e-3;
 
 // Null on a host.
 std::shared_ptr<const c10::Event> now_on(torch::Device device) {
-  if (!zeropage::memory::has_streams(device.type())) return nullptr;
+  if (!zeropage::device::has_streams(device.type())) return nullptr;
   const auto event = std::make_shared<c10::Event>(device.type(), c10::EventFlag::BACKEND_DEFAULT);
   event->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
   return event;
@@ -24,8 +24,8 @@ StepStart::StepStart(torch::Device device) : on_host_(Clock::now()), on_device_(
 
 StepInFlight::StepInFlight(StepStart start, const torch::Tensor& loss)
     : start_(std::move(start)),
-      loss_(start_.on_device_ ? zeropage::memory::start_copy_to_host(loss.detach())
-                              : zeropage::memory::ArrivingCopy{loss.detach(), {}}),
+      loss_(start_.on_device_ ? zeropage::device::start_copy_to_host(loss.detach())
+                              : zeropage::device::ArrivingCopy{loss.detach(), {}}),
       enqueued_(Clock::now()),
       ended_(now_on(loss.device())) {}
 

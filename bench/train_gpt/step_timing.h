@@ -38,7 +38,7 @@ class StepInFlight {
 
  private:
   StepStart start_;
-  zeropage::memory::ArrivingCopy loss_;  // on the host
+  zeropage::device::ArrivingCopy loss_;  // on the host
   Clock::time_point enqueued_;
   std::shared_ptr<const c10::Event> ended_;
 };

@@ -35,8 +35,8 @@ fs::path folder_of_headers() {
 }  // namespace
 
 Batch to_device(const Batch& batch, torch::Device device) {
-  return {zeropage::memory::start_copy_to_device(batch.inputs, device),
-          zeropage::memory::start_copy_to_device(batch.targets, device)};
+  return {zeropage::device::start_copy_to_device(batch.inputs, device),
+          zeropage::device::start_copy_to_device(batch.targets, device)};
 }
 
 TextData::TextData(const std::string& path, int64_t sequence) : sequence_(sequence) {

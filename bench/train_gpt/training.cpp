@@ -199,7 +199,7 @@ int run_steps(const Places& places, const Flags& flags, const TextData& data, Tr
     run.paging.push_back(model.paging() - paged);
     paged = model.paging();
     // While a device works at this step, the loss and the report of the one before are shown.
-    if (zeropage::memory::has_streams(device.type())) {
+    if (zeropage::device::has_streams(device.type())) {
       if (before) finish(*before);
       before = std::move(enqueued);
     } else {

@@ -28,7 +28,7 @@ WireTraffic SentByAxis::total() const {
 
 std::vector<std::pair<std::string_view, zeropage::World>> worlds_of(
     const zeropage::DistributedDataParallelBase& model) {
-  const zeropage::PageWorlds& worlds = sharded_parameters_of(model).pages->worlds();
+  const zeropage::zero::PageWorlds& worlds = sharded_parameters_of(model).pages->worlds();
   std::vector<std::pair<std::string_view, zeropage::World>> found = {{"data", worlds.all}};
   if (worlds.replicas) {
     found.emplace_back("shard", worlds.shards);

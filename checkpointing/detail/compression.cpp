@@ -18,7 +18,7 @@ constexpr int64_t kScaleBytes = sizeof(float);
 // The parts of an 8-bit form: first the scales, then the elements.
 struct Parts {
   Parts(const at::Tensor& encoded, int64_t numel) {
-    const int64_t scale_bytes = memory::div_ceil(numel, kBlock) * kScaleBytes;
+    const int64_t scale_bytes = base::div_ceil(numel, kBlock) * kScaleBytes;
     scales = encoded.narrow(0, 0, scale_bytes).view(at::kFloat);
     elements = encoded.narrow(0, scale_bytes, numel).view(at::kChar);
   }
@@ -49,7 +49,7 @@ bool compresses(Compression compression, at::ScalarType dtype) {
 Encoded encoded_form(Compression compression, at::ScalarType dtype, int64_t numel) {
   if (!compresses(compression, dtype)) return {dtype, numel};
   if (compression == Compression::kBf16) return {at::kBFloat16, numel};
-  return {at::kByte, memory::div_ceil(numel, kBlock) * kScaleBytes + numel};
+  return {at::kByte, base::div_ceil(numel, kBlock) * kScaleBytes + numel};
 }
 
 void encode(Compression compression, const at::Tensor& flat, const at::Tensor& encoded) {

@@ -81,7 +81,7 @@ BlockDrops::BlockDrops(int64_t least_bytes, const std::vector<std::vector<at::Te
 
 void BlockDrops::see_arguments(at::ArrayRef<c10::IValue> arguments) {
   for (const c10::IValue& argument : arguments) {
-    for (const at::Tensor& tensor : memory::tensors_in(argument)) {
+    for (const at::Tensor& tensor : operators::tensors_in(argument)) {
       if (!tensor.defined() || !tensor.has_storage()) continue;
       const auto found = block_of_storage_.find(tensor.storage().unsafeGetStorageImpl());
       if (found != block_of_storage_.end()) {

@@ -13,7 +13,7 @@
 namespace zeropage::checkpointing::detail {
 namespace {
 
-using memory::tensors_in;
+using operators::tensors_in;
 
 size_t signature_of(const c10::OperatorHandle& handle, at::ArrayRef<c10::IValue> arguments) {
   size_t hash = std::hash<std::string>()(handle.operator_name().name);
@@ -71,7 +71,7 @@ std::shared_ptr<Operation> ForwardLog::begin_operator(const c10::OperatorHandle&
     }
   }
   make_room_for_writes(facts, arguments, operation);
-  if (memory::draws(handle)) note_draw(handle, arguments, *operation);
+  if (operators::draws(handle)) note_draw(handle, arguments, *operation);
   if (meter_ != nullptr) meter_->add_operator(*operation);
   ++operators_;
   current_ = operation;
@@ -81,11 +81,11 @@ std::shared_ptr<Operation> ForwardLog::begin_operator(const c10::OperatorHandle&
 void ForwardLog::note_draw(const c10::OperatorHandle& handle, at::ArrayRef<c10::IValue> arguments,
                            Operation& operation) {
   const c10::Device place = place_of_arguments(arguments);
-  if (!memory::draws_have_seeds()) {
+  if (!operators::draws_have_seeds()) {
     operation.random = RandomState::take(place);
-  } else if (memory::draws_by_default(handle, arguments)) {
+  } else if (operators::draws_by_default(handle, arguments)) {
     operation.random = RandomState::take_of_accelerator(place);
-    operation.seed = memory::next_seed(handle);
+    operation.seed = operators::next_seed(handle);
     return;
   } else {
     operation.random.emplace();

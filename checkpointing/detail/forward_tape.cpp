@@ -80,16 +80,16 @@ void ForwardTape::run(const c10::OperatorHandle& handle, c10::DispatchKeySet key
                       torch::jit::Stack& stack) {
   const OperatorFacts& facts = facts_of(handle);
   if (in_backward() || facts.only_views) {
-    memory::run_with_current_seeds(handle, keys, stack);
+    operators::run_with_current_seeds(handle, keys, stack);
     return;
   }
   const auto arguments = torch::jit::last(stack, handle.schema().arguments().size());
-  if (facts.is_composite || memory::is_replaced(handle, arguments)) {
+  if (facts.is_composite || operators::is_replaced(handle, arguments)) {
     {
       const std::lock_guard lock(mutex_);
       policy_->see_arguments(arguments);
     }
-    memory::run_operator_from_outside(handle, keys, stack);
+    operators::run_operator_from_outside(handle, keys, stack);
     return;
   }
   const c10::Device place = place_of_arguments(arguments);
@@ -107,12 +107,12 @@ void ForwardTape::run(const c10::OperatorHandle& handle, c10::DispatchKeySet key
     });
     const auto start = std::chrono::steady_clock::now();
     if (operation->seed) {
-      memory::run_seeded(handle, keys, stack, *operation->seed);
+      operators::run_seeded(handle, keys, stack, *operation->seed);
     } else {
-      memory::run_operator(handle, keys, stack);
+      operators::run_operator(handle, keys, stack);
     }
     if (meter_) {
-      if (memory::has_streams(place.type())) memory::Stream::current(place).record().synchronize();
+      if (device::has_streams(place.type())) device::Stream::current(place).record().synchronize();
       const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
       operation->seconds = seconds.count();
     }
@@ -127,7 +127,7 @@ void ForwardTape::keep_after_all(const Operation& operation, at::ArrayRef<c10::I
     for (const Operation::Tensor& recorded : operation.arguments[index].tensors()) {
       if (!recorded.value || !policy_->keeps_after_all(*recorded.value)) continue;
       const auto storage = recorded.value->identity.lock();
-      for (const at::Tensor& tensor : memory::tensors_in(arguments[index])) {
+      for (const at::Tensor& tensor : operators::tensors_in(arguments[index])) {
         if (!tensor.defined() || !tensor.has_storage()) continue;
         if (tensor.storage().unsafeGetStorageImpl() != storage.get()) continue;
         recorded.value->memory.keep(tensor, onward_);

@@ -36,7 +36,7 @@ struct TapeOptions {
   std::shared_ptr<RecomputeAccount> account;  // of the Recompute
 };
 
-class ForwardTape final : public memory::OperatorInterceptor,
+class ForwardTape final : public operators::OperatorInterceptor,
                           public std::enable_shared_from_this<ForwardTape> {
  public:
   explicit ForwardTape(TapeOptions options);

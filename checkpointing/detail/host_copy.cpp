@@ -38,7 +38,7 @@ const at::Tensor& HostCopy::allocate() {
   const memory::LedgerScope ledger(ledger_);
   const memory::KindScope kind(memory::Kind::kActivationOffloaded);
   const int64_t alignment = store_ ? store_->alignment() : 1;
-  const int64_t padded = memory::round_up(form_.bytes(), alignment);
+  const int64_t padded = base::round_up(form_.bytes(), alignment);
   bytes_ = host_bytes(padded, alignment);
   values_ = bytes_.narrow(0, 0, form_.bytes()).view(form_.dtype);
   return values_;
@@ -46,8 +46,8 @@ const at::Tensor& HostCopy::allocate() {
 
 // uint8 [bytes] in memory that copies of the device read and write beside the host.
 at::Tensor HostCopy::host_bytes(int64_t bytes, int64_t alignment) const {
-  if (!memory::has_streams(device_.type())) return pageable(bytes, alignment);
-  return memory::page_locked(
+  if (!device::has_streams(device_.type())) return pageable(bytes, alignment);
+  return device::page_locked(
       bytes, {.device = device_,
               .alignment = alignment,
               .kept = std::make_shared<const memory::ChargedBlock>(bytes, c10::DeviceType::CPU)});

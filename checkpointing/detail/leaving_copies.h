@@ -18,7 +18,7 @@ namespace zeropage::checkpointing::detail {
 
 struct LeavingCopy {
   int64_t place = 0;  // in the order in which copies began
-  memory::Event end;
+  device::Event end;
   int64_t bytes = 0;
   std::vector<at::Tensor> buffers;  // what it reads and writes
 };
@@ -28,7 +28,7 @@ class LeavingCopies {
   bool empty() const { return copies_.empty(); }
   int64_t bytes() const { return bytes_; }
   // REQUIRES: not empty.
-  const memory::Event& oldest_end() const { return copies_.front().end; }
+  const device::Event& oldest_end() const { return copies_.front().end; }
 
   void add(LeavingCopy copy) {
     bytes_ += copy.bytes;

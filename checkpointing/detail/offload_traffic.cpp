@@ -25,7 +25,7 @@ bool by_device(c10::Device left, c10::Device right) {
 }  // namespace
 
 CopyStreams::CopyStreams(c10::Device device)
-    : out(memory::Stream::another(device)), back(memory::Stream::another(device)) {}
+    : out(device::Stream::another(device)), back(device::Stream::another(device)) {}
 
 OffloadTraffic::OffloadTraffic(const ActivationOffloadOptions& options)
     : options_(options), streams_(by_device) {
@@ -76,7 +76,7 @@ void OffloadTraffic::wait_to_leave(int64_t bytes) {
     std::unique_lock lock(mutex_);
     largest_bytes_ = std::max(largest_bytes_, bytes);
     if (leaving_.empty() || leaving_.bytes() + bytes <= staging_bytes()) return;
-    const memory::Event oldest = leaving_.oldest_end();
+    const device::Event oldest = leaving_.oldest_end();
     lock.unlock();
     const auto begun = std::chrono::steady_clock::now();
     oldest.synchronize();
@@ -86,7 +86,7 @@ void OffloadTraffic::wait_to_leave(int64_t bytes) {
   }
 }
 
-void OffloadTraffic::note_leaving(int64_t place, memory::Event end, int64_t bytes,
+void OffloadTraffic::note_leaving(int64_t place, device::Event end, int64_t bytes,
                                   std::vector<at::Tensor> buffers) {
   const std::lock_guard lock(mutex_);
   leaving_.add({place, std::move(end), bytes, std::move(buffers)});

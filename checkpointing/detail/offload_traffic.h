@@ -19,8 +19,8 @@ namespace zeropage::checkpointing::detail {
 // The streams that copies of one device run on.
 struct CopyStreams {
   explicit CopyStreams(c10::Device device);
-  memory::Stream out;
-  memory::Stream back;
+  device::Stream out;
+  device::Stream back;
 };
 
 // What has left, as the traffic moves it.
@@ -56,7 +56,7 @@ class OffloadTraffic {
   // Waits until `bytes` more may be on their way out.
   void wait_to_leave(int64_t bytes);
   // They are until `end`. buffers: what the copy reads and writes.
-  void note_leaving(int64_t place, memory::Event end, int64_t bytes,
+  void note_leaving(int64_t place, device::Event end, int64_t bytes,
                     std::vector<at::Tensor> buffers);
 
   // Whether `bytes` more may be fetched ahead; if so, they count until let_go_ahead().

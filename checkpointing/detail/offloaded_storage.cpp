@@ -10,10 +10,10 @@
 namespace zeropage::checkpointing::detail {
 namespace {
 
+using device::StreamScope;
 using memory::Kind;
 using memory::KindScope;
 using memory::LedgerScope;
-using memory::StreamScope;
 
 }  // namespace
 
@@ -57,7 +57,7 @@ void OffloadedStorage::copy_out(const at::Tensor& flat) {
       encode(traffic_->options().compression, flat, encoded);
     }
     if (has_streams()) {
-      memory::start_copy(copy, encoded);
+      device::start_copy(copy, encoded);
     } else {
       encode(traffic_->options().compression, flat, copy);
     }
@@ -122,10 +122,10 @@ at::Tensor OffloadedStorage::start_fetch() {
     if (is_decoded_there) {
       const at::Tensor encoded =
           at::empty({copy_.form().numel}, options().dtype(copy_.form().dtype));
-      memory::start_copy(encoded, copy);
+      device::start_copy(encoded, copy);
       decode(traffic_->options().compression, encoded, flat);
     } else if (has_streams()) {
-      memory::start_copy(flat, copy);
+      device::start_copy(flat, copy);
     } else {
       decode(traffic_->options().compression, copy, flat);
     }

@@ -36,13 +36,13 @@ class OffloadedStorage final : public SavedStorage, public OffloadedCopy {
   at::Tensor start_fetch();  // [numel], there at arrived_
   // Where the program still holds it, else undefined.
   at::Tensor source() const;
-  bool has_streams() const { return memory::has_streams(options().device().type()); }
+  bool has_streams() const { return device::has_streams(options().device().type()); }
 
   // Constant after construction.
   const std::shared_ptr<OffloadTraffic> traffic_;
   const CopyStreams streams_;
   const c10::weak_intrusive_ptr<c10::StorageImpl> source_;
-  memory::Event copied_;
+  device::Event copied_;
 
   // Guarded by mutex_.
   HostCopy copy_;
@@ -50,7 +50,7 @@ class OffloadedStorage final : public SavedStorage, public OffloadedCopy {
   bool was_fetched_ = false;
   bool counts_ahead_ = false;
   at::Tensor ahead_;
-  memory::Event arrived_;
+  device::Event arrived_;
 };
 
 }  // namespace zeropage::checkpointing::detail

@@ -25,12 +25,12 @@ OperatorFacts learn(const c10::OperatorHandle& handle) {
   OperatorFacts facts;
   facts.name = handle.operator_name().name;
   facts.is_composite = handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
-  facts.only_views = memory::only_views(handle);
+  facts.only_views = operators::only_views(handle);
   const auto& arguments = handle.schema().arguments();
   for (size_t index = 0; index < arguments.size(); ++index) {
     const std::string& name = arguments[index].name();
     const bool is_statistic = name == "running_mean" || name == "running_var";
-    if (memory::is_written(arguments[index])) {
+    if (operators::is_written(arguments[index])) {
       facts.written.push_back(index);
       if (!returns(handle, arguments[index])) facts.filled.push_back(index);
     } else if (is_statistic) {
@@ -44,7 +44,7 @@ OperatorFacts learn(const c10::OperatorHandle& handle) {
 }
 
 void add_tensors(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
-  for (at::Tensor& tensor : memory::tensors_in(value)) {
+  for (at::Tensor& tensor : operators::tensors_in(value)) {
     if (tensor.defined()) tensors.push_back(std::move(tensor));
   }
 }

@@ -27,7 +27,7 @@ bool OutsideWrites::has_written(const at::Tensor& tensor) const {
 
 void OutsideWrites::before_write(const at::Tensor& tensor) {
   if (has_made(tensor) || has_written(tensor)) return;
-  ZP_CHECK(!memory::may_be_paged(tensor), "a checkpointed forward writes in place to a ",
+  ZP_CHECK(!operators::may_be_paged(tensor), "a checkpointed forward writes in place to a ",
            "sharded parameter of sizes ", tensor.sizes(),
            ": it could not be repeated; write to it outside of the region");
   const at::NoGradGuard no_grad;

@@ -11,7 +11,7 @@ namespace zeropage::checkpointing::detail {
 void attach_to_nothing(const at::Tensor& tensor) {
   torch::autograd::create_gradient_edge(
       const_cast<at::Tensor&>(tensor),
-      memory::make_node<torch::autograd::Error>(
+      base::make_node<torch::autograd::Error>(
           "a gradient went past the inputs of a repeated forward"));
 }
 
@@ -27,7 +27,7 @@ bool Geometry::describes(const at::Tensor& tensor) {
          !tensor.is_quantized() && !tensor.is_conj() && !tensor.is_neg() &&
          !tensor._is_zerotensor() && !tensor.is_inference() &&
          !tensor.unsafeGetTensorImpl()->is_wrapped_number() &&
-         !tensor.key_set().has(memory::kTrapKey);
+         !tensor.key_set().has(operators::kTrapKey);
 }
 
 at::Tensor Geometry::on(const c10::Storage& storage) const {

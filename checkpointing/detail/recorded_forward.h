@@ -104,7 +104,7 @@ struct Operation {
     bool requires_grad = false;
     bool written = false;  // in place: a repetition writes to a copy
   };
-  using Argument = memory::RecordedArgument<Tensor>;
+  using Argument = operators::RecordedArgument<Tensor>;
 
   size_t index = 0;
   size_t signature = 0;  // of its name and the sizes of its tensors

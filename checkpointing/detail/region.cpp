@@ -20,21 +20,21 @@ namespace {
 
 // Counts what the operators of a first run or of a repetition cost, and is shown what they read,
 // write and make.
-class OperatorObserver : public memory::OperatorInterceptor {
+class OperatorObserver : public operators::OperatorInterceptor {
  public:
   void run(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
            torch::jit::Stack& stack) override {
     const OperatorFacts& facts = facts_of(handle);
     const auto arguments = torch::jit::last(stack, handle.schema().arguments().size());
-    if (facts.is_composite || memory::is_replaced(handle, arguments)) {
-      memory::run_operator_from_outside(handle, keys, stack);
+    if (facts.is_composite || operators::is_replaced(handle, arguments)) {
+      operators::run_operator_from_outside(handle, keys, stack);
       return;
     }
     const double of_this = flops_of(facts, arguments);
     before(facts, arguments);
     filled_.clear();
     for (const size_t index : facts.filled) add_tensors(arguments[index]);
-    memory::run_with_current_seeds(handle, keys, stack);
+    operators::run_with_current_seeds(handle, keys, stack);
     filled_.clear();
     flops += of_this;
     after(facts, torch::jit::last(stack, handle.schema().returns().size()));
@@ -55,7 +55,7 @@ class OperatorObserver : public memory::OperatorInterceptor {
 
  private:
   void add_tensors(const c10::IValue& value) {
-    for (at::Tensor& tensor : memory::tensors_in(value)) {
+    for (at::Tensor& tensor : operators::tensors_in(value)) {
       if (tensor.defined() && tensor.has_storage()) filled_.push_back(std::move(tensor));
     }
   }
@@ -69,7 +69,7 @@ void for_each_tensor(at::ArrayRef<c10::IValue> values, const Visit& visit) {
     if (value.isTensor()) {
       visit(value.toTensor());
     } else if (value.isList()) {
-      for (const at::Tensor& tensor : memory::tensors_in(value)) visit(tensor);
+      for (const at::Tensor& tensor : operators::tensors_in(value)) visit(tensor);
     }
   }
 }
@@ -157,7 +157,7 @@ Region::Region(RegionOptions options)
       account_(RecomputeAccount::of_this_thread()),
       modes_(ThreadModes::take()),
       saved_(who(), options_) {
-  if (options_.preserve_random_state && memory::draws_have_seeds()) seeds_.emplace();
+  if (options_.preserve_random_state && operators::draws_have_seeds()) seeds_.emplace();
 }
 
 void Region::keep_input(const at::Tensor& tensor, const std::string& name) {
@@ -218,9 +218,9 @@ void Region::repeat() {
     const OutsideWritesScope writes(writes_);
     const auto hooks = std::make_shared<RepetitionHooks>(*this, observer);
     const SavedTensorScope scope(hooks);
-    const memory::InterceptorScope interceptor(&observer);
-    std::optional<memory::RepeatedSeeds> seeds;
-    std::optional<memory::DrawSeedsScope> seeds_scope;
+    const operators::InterceptorScope interceptor(&observer);
+    std::optional<operators::RepeatedSeeds> seeds;
+    std::optional<operators::DrawSeedsScope> seeds_scope;
     if (seeds_) seeds_scope.emplace(seeds.emplace(*seeds_, who()));
     bool stopped = false;
     try {
@@ -248,7 +248,7 @@ class RegionForward::Observer final : public OperatorObserver {
  public:
   explicit Observer(Region& region)
       : region_(region),
-        around_(dynamic_cast<OperatorObserver*>(memory::OperatorInterceptor::current())) {}
+        around_(dynamic_cast<OperatorObserver*>(operators::OperatorInterceptor::current())) {}
 
   void before(const OperatorFacts& facts, at::ArrayRef<c10::IValue> arguments) override {
     if (around_ != nullptr) around_->before(facts, arguments);

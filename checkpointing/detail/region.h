@@ -57,7 +57,7 @@ class Region : public std::enable_shared_from_this<Region> {
   const std::shared_ptr<RecomputeAccount> account_;
   const ThreadModes modes_;
   // The seeds of the host's draws; none: random_ has the host's generator.
-  std::optional<memory::SeedRecord> seeds_;
+  std::optional<operators::SeedRecord> seeds_;
   std::optional<RandomState> random_;
   OutsideWrites writes_;
   CapturedTensors captured_;
@@ -88,9 +88,9 @@ class RegionForward {
   const std::unique_ptr<Observer> observer_;
   const memory::KindScope kind_;
   std::optional<SavedTensorScope> hooks_;
-  std::optional<memory::InterceptorScope> interceptor_;
-  std::optional<memory::RecordedSeeds> seeds_;
-  std::optional<memory::DrawSeedsScope> seeds_scope_;
+  std::optional<operators::InterceptorScope> interceptor_;
+  std::optional<operators::RecordedSeeds> seeds_;
+  std::optional<operators::DrawSeedsScope> seeds_scope_;
   bool any_requires_grad_ = false;
 };
 

@@ -53,7 +53,7 @@ at::Tensor flat_of(const at::Tensor& tensor, const Span& span) {
 SavedStorage::SavedStorage(const at::Tensor& tensor, const Span& span)
     : span_(span),
       options_(at::TensorOptions().dtype(tensor.scalar_type()).device(tensor.device())),
-      stream_(memory::Stream::current(tensor.device())),
+      stream_(device::Stream::current(tensor.device())),
       counter_(tensor.unsafeGetTensorImpl()->version_counter()),
       version_(counter_.current_version()) {}
 
@@ -107,7 +107,7 @@ class SpanPack final : public PackedTensor {
   at::Tensor in_geometry(const at::Tensor& flat) const {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const at::Tensor tensor = flat.as_strided(sizes_, strides_, flat.storage_offset() + first_);
-    const auto asking = memory::Stream::current(flat.device());
+    const auto asking = device::Stream::current(flat.device());
     if (asking == storage_->stream_) return tensor;
     // Autograd asks on the forward's stream. Another one gets memory of its own, since this block is
     // reused in the order of the first.
@@ -139,7 +139,7 @@ bool SavedSpans::may_leave(const at::Tensor& tensor) {
                         !tensor.is_quantized() && !tensor.is_meta() && !tensor.is_nested() &&
                         !tensor.is_conj() && !tensor.is_neg() && !tensor._is_zerotensor() &&
                         !tensor.unsafeGetTensorImpl()->is_wrapped_number() &&
-                        !tensor.key_set().has(memory::kTrapKey);
+                        !tensor.key_set().has(operators::kTrapKey);
   if (!is_plain || tensor.numel() == 0) return false;
   if (is_parameter(tensor)) {
     stay_here(tensor);
@@ -164,7 +164,7 @@ void SavedSpans::stay_here(const at::Tensor& tensor) {
 }
 
 std::shared_ptr<SavedStorage> SavedSpans::find(const at::Tensor& tensor, const Span& span) {
-  const auto stream = memory::Stream::current(tensor.device());
+  const auto stream = device::Stream::current(tensor.device());
   // Tensors may share a storage and count writes apart, as those of unsafe_chunk() in LSTM and GRU do: what has left for
   // one of them may be older than the values of another with the same version.
   const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();

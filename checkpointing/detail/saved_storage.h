@@ -65,7 +65,7 @@ class SavedStorage {
 
   const at::TensorOptions& options() const { return options_; }  // dtype and device
   // The stream on which the operator that saved the first tensor ran. Memory that comes back is allocated for it.
-  const memory::Stream& stream() const { return stream_; }
+  const device::Stream& stream() const { return stream_; }
   bool is_back() const { return fetched_.defined(); }  // under mutex_
 
   std::mutex mutex_;
@@ -77,7 +77,7 @@ class SavedStorage {
   // Constant after construction.
   const Span span_;
   const at::TensorOptions options_;
-  const memory::Stream stream_;
+  const device::Stream stream_;
   const c10::VariableVersion counter_;
   const uint32_t version_;
 

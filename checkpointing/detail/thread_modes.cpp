@@ -32,25 +32,26 @@ RandomState RandomState::take_of_accelerator(c10::Device device) {
 void RandomState::add(const at::Generator& generator) {
   const bool known = std::any_of(states_.begin(), states_.end(),
                                  [&](const auto& state) { return state.first == generator; });
-  if (!known) states_.emplace_back(generator, memory::copy_of(generator));
+  if (!known) states_.emplace_back(generator, operators::copy_of(generator));
 }
 
 RandomState RandomState::of_now() const {
   RandomState now;
   for (const auto& [known, copy] : states_) {
-    now.states_.emplace_back(known, memory::copy_of(known));
+    now.states_.emplace_back(known, operators::copy_of(known));
   }
   return now;
 }
 
 void RandomState::put_back() const {
-  for (const auto& [generator, copy] : states_) memory::assign_state(generator, copy);
+  for (const auto& [generator, copy] : states_) operators::assign_state(generator, copy);
 }
 
 bool operator==(const RandomState& left, const RandomState& right) {
   if (left.states_.size() != right.states_.size()) return false;
   for (size_t index = 0; index < left.states_.size(); ++index) {
-    if (!memory::same_state(left.states_[index].second, right.states_[index].second)) return false;
+    if (!operators::same_state(left.states_[index].second, right.states_[index].second))
+      return false;
   }
   return true;
 }

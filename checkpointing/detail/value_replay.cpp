@@ -91,14 +91,14 @@ struct Given {
 };
 
 void add_storages(const c10::IValue& value, std::vector<c10::Storage>& storages) {
-  for (const at::Tensor& tensor : memory::tensors_in(value)) {
+  for (const at::Tensor& tensor : operators::tensors_in(value)) {
     storages.push_back(tensor.defined() && tensor.has_storage() ? tensor.storage()
                                                                 : c10::Storage());
   }
 }
 
 Given run_again(const Operation& operation, Passing& passing) {
-  const memory::InterceptorScope unseen(nullptr);
+  const operators::InterceptorScope unseen(nullptr);
   torch::jit::Stack stack;
   for (const auto& argument : operation.arguments) {
     stack.push_back(
@@ -110,7 +110,7 @@ Given run_again(const Operation& operation, Passing& passing) {
   const auto collector = std::make_shared<Collector>();
   const SavedTensorScope scope(collector);
   if (operation.seed) {
-    memory::call_seeded(operation.handle, stack, *operation.seed);
+    operators::call_seeded(operation.handle, stack, *operation.seed);
   } else {
     operation.handle.callBoxed(&stack);
   }

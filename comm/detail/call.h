@@ -80,7 +80,7 @@ struct Slices {
   int root = -1;  // whose slice is all, while the others' are empty; -1: each rank has one
 
   static Slices even(int64_t numel, int ranks) {
-    return {numel, memory::div_ceil<int64_t>(numel, ranks), -1};
+    return {numel, base::div_ceil<int64_t>(numel, ranks), -1};
   }
 
   static Slices all_at(int root, int64_t numel) { return {numel, numel, root}; }

@@ -76,7 +76,7 @@ void BackendCollectives::reduce(const at::Tensor& tensor, ReduceOp op, int root)
 
 void BackendCollectives::reduce_slices_and_gather(const at::Tensor& tensor, ReduceOp op, int root) {
   const bool is_written = root < 0 || root == rank();
-  const int64_t padded_numel = memory::round_up<int64_t>(tensor.numel(), size());
+  const int64_t padded_numel = base::round_up<int64_t>(tensor.numel(), size());
   if (padded_numel == tensor.numel() && is_written) {
     reduce_scatter(tensor, op);
     all_gather(tensor);

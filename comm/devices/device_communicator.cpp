@@ -18,9 +18,9 @@ using detail::bytes_of;
 using detail::Call;
 using detail::DeviceWatch;
 using detail::Operation;
-using memory::Event;
-using memory::Stream;
-using memory::StreamScope;
+using device::Event;
+using device::Stream;
+using device::StreamScope;
 
 // What ranks have enqueued when they end well needs this long at most.
 constexpr std::chrono::seconds kLastOperations{5};

@@ -28,7 +28,7 @@ void DeviceWatch::stop() {
   next_.end();
 }
 
-void DeviceWatch::add(Call call, memory::Event begun, memory::Event end) {
+void DeviceWatch::add(Call call, device::Event begun, device::Event end) {
   bool was_asleep = false;
   {
     const std::lock_guard lock(mutex_);

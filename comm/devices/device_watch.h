@@ -50,7 +50,7 @@ class DeviceWatch {
   void stop();
 
   // begun: what the operation waits for on this device; end: its end.
-  void add(Call call, memory::Event begun, memory::Event end);
+  void add(Call call, device::Event begun, device::Event end);
 
   // Throws the first error, at every call.
   void check() const;
@@ -63,8 +63,8 @@ class DeviceWatch {
  private:
   struct Entry {
     Call call;
-    memory::Event begun;
-    memory::Event end;
+    device::Event begun;
+    device::Event end;
   };
 
   void look_until_stopped();

@@ -17,9 +17,9 @@ namespace zeropage::comm {
 namespace {
 
 using detail::Slices;
-using memory::Event;
-using memory::Stream;
-using memory::StreamScope;
+using device::Event;
+using device::Stream;
+using device::StreamScope;
 
 // Elements [first, first + count) of a tensor.
 struct Piece {
@@ -206,7 +206,7 @@ class StagedCommunicator final : public Communicator {
     {
       const StreamScope scope(copies_);
       for (const Piece& piece : moves.down) {
-        memory::start_copy(piece.of(staged), piece.of(tensor));
+        device::start_copy(piece.of(staged), piece.of(tensor));
       }
     }
     copies_.record().synchronize();
@@ -216,7 +216,7 @@ class StagedCommunicator final : public Communicator {
     {
       const StreamScope scope(copies_);
       for (const Piece& piece : moves.up) {
-        memory::start_copy(piece.of(up_to), piece.of(arrived));
+        device::start_copy(piece.of(up_to), piece.of(arrived));
       }
     }
     return last_end_ = copies_.record();

@@ -33,8 +33,8 @@ class StagingBuffer {
     const int64_t needed = numel * static_cast<int64_t>(c10::elementSize(dtype));
     if (needed > bytes_) {
       release();
-      const memory::Take all{needed, at::kByte};
-      memory::PinnedArena arena(memory::PinnedArena::bytes_for({&all, 1}), {.device = device_});
+      const device::Take all{needed, at::kByte};
+      device::PinnedArena arena(device::PinnedArena::bytes_for({&all, 1}), {.device = device_});
       memory_ = arena.take(needed, at::kByte);
       ledger_->charge(memory::Kind::kStaging, needed);
       bytes_ = needed;

@@ -221,7 +221,7 @@ class GlooCommunicator final : public Communicator {
       });
     }
     const int64_t own_numel = slices.count(rank());
-    const int64_t segments = memory::div_ceil(own_numel, segment_numel);
+    const int64_t segments = base::div_ceil(own_numel, segment_numel);
     const auto staging = [&](int64_t segment, int peer_index) {
       return staging_for(whole, segment_numel,
                          static_cast<int>(segment % 2) * (size() - 1) + peer_index);

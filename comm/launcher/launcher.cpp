@@ -54,7 +54,7 @@ void check_single_thread() {
 }
 
 void check_no_driver() {
-  const std::string use = memory::driver_use();
+  const std::string use = device::driver_use();
   if (!use.empty()) {
     throw std::runtime_error(
         "zeropage launcher: launch_function forks, which needs a process that has not started an "

@@ -9,7 +9,7 @@ namespace zeropage::comm::detail {
 namespace {
 
 size_t whole_lines(size_t bytes) {
-  return memory::round_up(bytes, HostSegment::kCacheLine);
+  return base::round_up(bytes, HostSegment::kCacheLine);
 }
 
 }  // namespace
@@ -34,7 +34,7 @@ std::string HostSegment::Announcement::difference_from(const Announcement& other
 size_t HostSegment::bytes_for(size_t ranks) {
   const size_t control = whole_lines(sizeof(Header)) + ranks * whole_lines(sizeof(Board)) +
                          ranks * ranks * whole_lines(sizeof(Lane));
-  return memory::round_up<size_t>(control, 4096) +
+  return base::round_up<size_t>(control, 4096) +
          ranks * 2 * static_cast<size_t>(kSlotBytes + kOutboxBytes);
 }
 

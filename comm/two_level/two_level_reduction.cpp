@@ -31,7 +31,7 @@ class TwoLevelReduction::Run {
                            ? HostLink::kSlotBytes / element_bytes_ / topology_.size()
                            : kSegmentBytes /
                                  static_cast<int64_t>(c10::elementSize(accumulator_of(dtype_)))),
-        segments_(memory::div_ceil(slices.slice_numel, segment_numel_)),
+        segments_(base::div_ceil(slices.slice_numel, segment_numel_)),
         exchange_(shared.messages_) {}
 
   void perform() {

@@ -43,7 +43,7 @@ struct WorldState {
   std::shared_ptr<Watch> watch;
   std::shared_ptr<WatchGroup> group;
   int ranks_on_device = 1;
-  std::optional<memory::RankThread>
+  std::optional<base::RankThread>
       rank_thread;  // none in a simulated world, and in one that was split
   std::unique_ptr<Communicator> communicator;
   std::shared_ptr<WorldState> beside;  // whose ranks these are; null: their own

@@ -10,7 +10,7 @@
 #include "zeropage/bytes.h"
 #include "zeropage/check.h"
 
-namespace zeropage::memory::cuda {
+namespace zeropage::device::cuda {
 namespace {
 
 void check(cudaError_t result, int index, const char* what) {
@@ -39,13 +39,13 @@ cudaError_t count(int* devices) {
 }  // namespace
 
 int device_count() {
-  note_driver_use("memory::device_count(cuda)");
+  device::note_driver_use("memory::device_count(cuda)");
   int devices = 0;
   return count(&devices) == cudaSuccess ? devices : 0;
 }
 
 std::string why_none() {
-  note_driver_use("memory::cuda::why_none()");
+  device::note_driver_use("memory::cuda::why_none()");
   int devices = 0;
   const cudaError_t result = count(&devices);
   if (result == cudaSuccess && devices > 0) return "";
@@ -100,7 +100,7 @@ void unregister_host_memory(void* data) noexcept {
   if (cudaHostUnregister(data) != cudaSuccess) cudaGetLastError();
 }
 
-}  // namespace zeropage::memory::cuda
+}  // namespace zeropage::device::cuda
 
 namespace zeropage::memory {
 

@@ -5,7 +5,7 @@
 
 #include "device/accelerator_driver.h"
 
-namespace zeropage::memory {
+namespace zeropage::device {
 
 std::vector<DevicePlace> cuda_device_places() {
   note_driver_use("memory::cuda_device_places()");
@@ -30,4 +30,4 @@ std::vector<DevicePlace> cuda_device_places() {
   return places;
 }
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::device

@@ -2,7 +2,7 @@
 
 #include <nvtx3/nvToolsExt.h>
 
-namespace zeropage::memory::nvtx {
+namespace zeropage::device::nvtx {
 
 void push(const char* name) {
   nvtxRangePushA(name);
@@ -12,4 +12,4 @@ void pop() {
   nvtxRangePop();
 }
 
-}  // namespace zeropage::memory::nvtx
+}  // namespace zeropage::device::nvtx

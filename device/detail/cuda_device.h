@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-namespace zeropage::memory::cuda {
+namespace zeropage::device::cuda {
 
 int device_count();
 // Why there is no device to use, and what to do; "" where there is one.
@@ -18,4 +18,4 @@ std::string name(int index);
 void register_host_memory(void* data, int64_t bytes);
 void unregister_host_memory(void* data) noexcept;
 
-}  // namespace zeropage::memory::cuda
+}  // namespace zeropage::device::cuda

@@ -1,9 +1,9 @@
 // Ranges for NVIDIA's tools. Nothing in a build without CUDA: memory/no_cuda.cpp.
 #pragma once
 
-namespace zeropage::memory::nvtx {
+namespace zeropage::device::nvtx {
 
 void push(const char* name);
 void pop();
 
-}  // namespace zeropage::memory::nvtx
+}  // namespace zeropage::device::nvtx

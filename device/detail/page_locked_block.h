@@ -14,7 +14,7 @@
 
 #include "device/stream.h"
 
-namespace zeropage::memory {
+namespace zeropage::device {
 
 class PageLockedBlock {
  public:
@@ -39,4 +39,4 @@ class PageLockedBlock {
   std::shared_ptr<const void> holder_;
 };
 
-}  // namespace zeropage::memory
+}  // namespace zeropage::device

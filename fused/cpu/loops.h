@@ -39,8 +39,8 @@ struct LoopsOf {
 
 struct Loops {
   LoopsOf<float> of_float;
-  LoopsOf<offload::BFloat16Bits> of_bfloat16;
-  LoopsOf<offload::HalfBits> of_half;
+  LoopsOf<optim::BFloat16Bits> of_bfloat16;
+  LoopsOf<optim::HalfBits> of_half;
 };
 
 extern const Loops kLoopsOnAnyProcessor;
@@ -49,12 +49,12 @@ extern const Loops kLoopsWithAvx2;
 extern const Loops kLoopsWithAvx512;
 #endif
 
-inline const Loops& loops(offload::cpu::Instructions most = offload::cpu::Instructions::kAvx512) {
-  switch (offload::cpu::usable(most)) {
+inline const Loops& loops(optim::cpu::Instructions most = optim::cpu::Instructions::kAvx512) {
+  switch (optim::cpu::usable(most)) {
 #if defined(__x86_64__)
-    case offload::cpu::Instructions::kAvx512:
+    case optim::cpu::Instructions::kAvx512:
       return kLoopsWithAvx512;
-    case offload::cpu::Instructions::kAvx2:
+    case optim::cpu::Instructions::kAvx2:
       return kLoopsWithAvx2;
 #endif
     default:
@@ -63,10 +63,10 @@ inline const Loops& loops(offload::cpu::Instructions most = offload::cpu::Instru
 }
 
 template <typename T>
-const LoopsOf<T>& loops_of(offload::cpu::Instructions most = offload::cpu::Instructions::kAvx512) {
+const LoopsOf<T>& loops_of(optim::cpu::Instructions most = optim::cpu::Instructions::kAvx512) {
   if constexpr (std::is_same_v<T, float>) {
     return loops(most).of_float;
-  } else if constexpr (std::is_same_v<T, offload::BFloat16Bits>) {
+  } else if constexpr (std::is_same_v<T, optim::BFloat16Bits>) {
     return loops(most).of_bfloat16;
   } else {
     return loops(most).of_half;

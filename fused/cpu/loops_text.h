@@ -79,7 +79,7 @@ void normalise(const NormRows<T>& norm, int64_t begin, int64_t end) {
     double mean = 0;
     if (norm.means != nullptr) {
       // About the first number: a row that is far from zero, or of one number, loses nothing.
-      const float about = offload::to_float(sum[0]);
+      const float about = optim::to_float(sum[0]);
       LaneSum total;
       for_each_vector(
           width, [&](int64_t i, int64_t lanes) __attribute__((always_inline)) {
@@ -254,7 +254,7 @@ constexpr LoopsOf<T> loops_of_set() {
 }  // namespace
 
 const Loops ZEROPAGE_LOOPS = {.of_float = loops_of_set<float>(),
-                              .of_bfloat16 = loops_of_set<offload::BFloat16Bits>(),
-                              .of_half = loops_of_set<offload::HalfBits>()};
+                              .of_bfloat16 = loops_of_set<optim::BFloat16Bits>(),
+                              .of_half = loops_of_set<optim::HalfBits>()};
 
 }  // namespace zeropage::fused::cpu

@@ -136,16 +136,16 @@ ZEROPAGE_VECTOR Vector load(const float* from) {
   return copied_from<float>(from);
 }
 
-ZEROPAGE_VECTOR Vector load(const offload::BFloat16Bits* from) {
+ZEROPAGE_VECTOR Vector load(const optim::BFloat16Bits* from) {
   return bits_as<float>(converted<int32_t>(copied_from<uint16_t>(from)) << 16);
 }
 
-// The arithmetic of offload::to_float(HalfBits).
-ZEROPAGE_VECTOR Vector load(const offload::HalfBits* from) {
+// The arithmetic of optim::to_float(HalfBits).
+ZEROPAGE_VECTOR Vector load(const optim::HalfBits* from) {
   const Words bits = converted<int32_t>(copied_from<uint16_t>(from));
   const Words shifted = (bits & 0x7fff) << 13;
   const Words finite =
-      bits_as<int32_t>(bits_as<float>(shifted) * offload::rounded::float_of((127U + 112U) << 23));
+      bits_as<int32_t>(bits_as<float>(shifted) * optim::rounded::float_of((127U + 112U) << 23));
   const Words magnitude = choose((bits & 0x7c00) < 0x7c00, finite, shifted | 0x7f800000);
   return bits_as<float>(magnitude | (bits & 0x8000) << 16);
 }
@@ -167,14 +167,14 @@ ZEROPAGE_VECTOR void store_words(void* to, const Words& words) {
   copy_to(to, converted<uint16_t>(words));
 }
 
-// To nearest even; a NaN becomes the quiet NaN of offload::assign().
-ZEROPAGE_VECTOR void store(offload::BFloat16Bits* to, const Vector& values) {
+// To nearest even; a NaN becomes the quiet NaN of optim::assign().
+ZEROPAGE_VECTOR void store(optim::BFloat16Bits* to, const Vector& values) {
   const Words bits = bits_as<int32_t>(values);
   const Words nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
   store_words(to, choose((bits & 0x7fffffff) > 0x7f800000, all(0x7fc0), nearest) & 0xffff);
 }
 
-ZEROPAGE_VECTOR void store(offload::HalfBits* to, const Vector& values) {
+ZEROPAGE_VECTOR void store(optim::HalfBits* to, const Vector& values) {
   const Words bits = bits_as<int32_t>(values);
   const Words magnitude = bits & 0x7fffffff;
   const Words normal = (magnitude + 0xfff + (magnitude >> 13 & 1) - (112 << 23)) >> 13;

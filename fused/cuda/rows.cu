@@ -6,10 +6,10 @@
 namespace zeropage::fused::cuda {
 namespace {
 
-using offload::to_float;
-using offload::cuda::blocks_for;
-using offload::cuda::kThreads;
-using offload::cuda::launch;
+using optim::to_float;
+using optim::cuda::blocks_for;
+using optim::cuda::kThreads;
+using optim::cuda::launch;
 
 constexpr int kWarp = 32;
 constexpr int kWarps = kThreads / kWarp;
@@ -348,7 +348,7 @@ void to_gradients(const LogitTile<T>& tile, const float* own, const float* all, 
 }
 
 ZEROPAGE_INSTANTIATE_ROWS(float)
-ZEROPAGE_INSTANTIATE_ROWS(offload::BFloat16Bits)
-ZEROPAGE_INSTANTIATE_ROWS(offload::HalfBits)
+ZEROPAGE_INSTANTIATE_ROWS(optim::BFloat16Bits)
+ZEROPAGE_INSTANTIATE_ROWS(optim::HalfBits)
 
 }  // namespace zeropage::fused::cuda

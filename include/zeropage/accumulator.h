@@ -212,6 +212,10 @@ torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archi
 
 // What an accumulator may be asked for (zeropage/accumulator.h).
 
+namespace zeropage::accumulate {
+class StageBackwards;
+}  // namespace zeropage::accumulate
+
 namespace zeropage {
 
 // When the gradients of micro-steps are reduced over ranks. G: bytes of all gradients.
@@ -327,7 +331,7 @@ class Accumulator {
   void backward(const torch::Tensor& loss, double weight = 1);
 
   // Other forms of backward(), for stages of a pipeline (accumulate/stage_backwards.h).
-  class StageBackwards stage_backwards();
+  accumulate::StageBackwards stage_backwards();
 
   // Steps these zeropage::Optimizers of the model with the mean gradient, or skips the step; then zeroes all
   // gradients. An error of the device in the step before may be thrown here.

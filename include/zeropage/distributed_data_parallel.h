@@ -26,15 +26,22 @@
 //
 // Lifetime: shares the reducer. Threads: the training thread.
 
-namespace zeropage {
+namespace zeropage::operators {
+class ConstructionTape;
+}  // namespace zeropage::operators
 
+namespace zeropage::zero {
 class GradientReducer;
 struct ShardedModel;
+class WrappedModule;
+}  // namespace zeropage::zero
+
+namespace zeropage {
 
 class NoSync {
  public:
   // Throws where world_invariant, which adds up the ranks first.
-  explicit NoSync(const ShardedModel& sharded);
+  explicit NoSync(const zero::ShardedModel& sharded);
   ~NoSync() { end(); }
   // What was moved from is no guard any more.
   NoSync(NoSync&& other) noexcept = default;
@@ -43,7 +50,7 @@ class NoSync {
  private:
   void end();
 
-  std::shared_ptr<GradientReducer> reducer_;  // null: moved from
+  std::shared_ptr<zero::GradientReducer> reducer_;  // null: moved from
 };
 
 }  // namespace zeropage
@@ -63,12 +70,8 @@ class NoSync {
 
 namespace zeropage {
 
-namespace memory {
-class ConstructionTape;
-}
-
 namespace detail {
-std::shared_ptr<const memory::ConstructionTape> record_construction(
+std::shared_ptr<const operators::ConstructionTape> record_construction(
     const std::function<void()>& construct);
 }
 
@@ -83,14 +86,14 @@ class DeferredModule {
   DeferredModule& operator=(DeferredModule&&) noexcept = default;
 
   M& module() { return module_; }
-  const memory::ConstructionTape& tape() const { return *tape_; }
+  const operators::ConstructionTape& tape() const { return *tape_; }
 
  private:
   template <typename Wrapped>
   friend class DistributedDataParallel;
 
   M module_{nullptr};
-  std::shared_ptr<const memory::ConstructionTape> tape_;  // after the module, which it records
+  std::shared_ptr<const operators::ConstructionTape> tape_;  // after the module, which it records
 };
 
 template <typename F>
@@ -127,8 +130,6 @@ DeferredModule(F) -> DeferredModule<std::invoke_result_t<F>>;
 namespace zeropage {
 
 class ModelRef;
-struct ShardedModel;
-class WrappedModule;
 
 // What does not depend on the module's type.
 class DistributedDataParallelBase {
@@ -161,10 +162,10 @@ class DistributedDataParallelBase {
  protected:
   // tape: of a module that was constructed without memory; null for others.
   DistributedDataParallelBase(const std::shared_ptr<torch::nn::Module>& module, comm::World world,
-                              const Options& options, const memory::ConstructionTape* tape);
+                              const Options& options, const operators::ConstructionTape* tape);
   DistributedDataParallelBase(const std::shared_ptr<torch::nn::Module>& module,
                               const comm::Mesh& mesh, const Options& options,
-                              const memory::ConstructionTape* tape);
+                              const operators::ConstructionTape* tape);
 
   // samples: in dimension 0 of each argument of forward, 0 where it has none. The first that is not 0 counts.
   void before_forward(std::initializer_list<int64_t> samples);
@@ -198,10 +199,10 @@ class DistributedDataParallelBase {
 
  private:
   friend class ModelRef;
-  friend const ShardedModel& sharded_parameters_of(const DistributedDataParallelBase& model);
+  friend const zero::ShardedModel& sharded_parameters_of(const DistributedDataParallelBase& model);
 
   const std::shared_ptr<torch::nn::Module> base_;
-  std::shared_ptr<WrappedModule> wrapped_;
+  std::shared_ptr<zero::WrappedModule> wrapped_;
 };
 
 // M: a module holder (TORCH_MODULE) or a std::shared_ptr to a module.

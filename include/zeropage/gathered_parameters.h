@@ -30,11 +30,11 @@
 
 #include "zeropage/detail/model_ref.h"
 
-namespace zeropage {
-
-namespace memory {
+namespace zeropage::paging {
 class Pins;
-}
+}  // namespace zeropage::paging
+
+namespace zeropage {
 
 // Where parameters are written to under a guard: by operators, past the dispatcher, or by torch::load()
 // into the module, whose values they take in the dtype and on the device that they have.
@@ -88,7 +88,7 @@ class GatheredGradients {
   GatheredGradients& operator=(const GatheredGradients&) = delete;
 
  private:
-  memory::Pins* pins_;  // likewise
+  paging::Pins* pins_;  // likewise
 };
 
 // Calls visit(name, values) for every parameter in named_parameters() order, a tied one under each

@@ -40,6 +40,12 @@
 //     static constexpr UpdateReads kReads = UpdateReads::kElement;
 //   };
 
+namespace zeropage::zero {
+struct FusedForm;
+struct ShardedModel;
+class ShardedUpdates;
+}  // namespace zeropage::zero
+
 namespace zeropage {
 
 class Adafactor;         // zeropage/adafactor.h
@@ -83,7 +89,6 @@ struct OptimizerTraits<torch::optim::LBFGS> {
 };
 
 // An update of A's formulas in one pass over memory (UpdateBy::kFused).
-struct FusedForm;
 
 namespace detail {
 
@@ -98,11 +103,12 @@ using ClassesWithFusedForm = ClassList<torch::optim::AdamW, torch::optim::Adam, 
 
 // A: one of them.
 template <typename A>
-std::shared_ptr<const FusedForm> fused_form(const typename OptimizerTraits<A>::Options& defaults);
+std::shared_ptr<const zero::FusedForm> fused_form(
+    const typename OptimizerTraits<A>::Options& defaults);
 
-std::shared_ptr<const FusedForm> own_form(const std::shared_ptr<const TensorUpdateBase>& update,
-                                          UpdateReads reads,
-                                          const torch::optim::OptimizerOptions& defaults);
+std::shared_ptr<const zero::FusedForm> own_form(
+    const std::shared_ptr<const TensorUpdateBase>& update, UpdateReads reads,
+    const torch::optim::OptimizerOptions& defaults);
 
 }  // namespace detail
 
@@ -128,9 +134,6 @@ inline constexpr bool kHasFusedForm = detail::ClassesWithFusedForm::kHas<A>;
 namespace zeropage {
 
 class DistributedDataParallelBase;
-struct FusedForm;
-struct ShardedModel;
-class ShardedUpdates;
 
 class ShardedOptimizer : public torch::optim::Optimizer {
  public:
@@ -164,7 +167,7 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   struct Algorithm {
     std::string class_name;  // for errors and for comparing ranks
     std::function<std::unique_ptr<torch::optim::Optimizer>(Groups)> make_class_optimizer;
-    std::shared_ptr<const FusedForm> fused;  // null: it has none
+    std::shared_ptr<const zero::FusedForm> fused;  // null: it has none
     std::unique_ptr<torch::optim::OptimizerOptions> defaults;
     size_t option_bytes = 0;  // of an object of the options' class
   };
@@ -177,14 +180,14 @@ class ShardedOptimizer : public torch::optim::Optimizer {
                    Algorithm algorithm);
 
  private:
-  friend ShardedUpdates& updates_of(ShardedOptimizer& optimizer);
-  friend const ShardedUpdates& updates_of(const ShardedOptimizer& optimizer);
+  friend zero::ShardedUpdates& updates_of(ShardedOptimizer& optimizer);
+  friend const zero::ShardedUpdates& updates_of(const ShardedOptimizer& optimizer);
 
   // module: null where nothing is wrapped.
-  ShardedOptimizer(const ShardedModel& parameters, const torch::nn::Module* module,
+  ShardedOptimizer(const zero::ShardedModel& parameters, const torch::nn::Module* module,
                    const Groups& groups, Algorithm algorithm);
 
-  std::unique_ptr<ShardedUpdates> updates_;
+  std::unique_ptr<zero::ShardedUpdates> updates_;
 };
 
 }  // namespace zeropage

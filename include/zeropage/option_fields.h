@@ -33,15 +33,11 @@ constexpr auto words_of(std::type_identity<StepWhen>) {
                     word<StepWhen::kOneStepLate>("late")};
 }
 
-namespace offload {
-
 constexpr auto words_of(std::type_identity<StateFormat>) {
   using memory::word;
   return std::array{word<StateFormat::kFp32>("fp32"), word<StateFormat::kBf16>("bf16"),
                     word<StateFormat::k8Bit>("8bit")};
 }
-
-}  // namespace offload
 
 namespace memory {
 

@@ -273,7 +273,7 @@ struct Options {
   // 256 elements of a page, cut at parameters, each with a scale (optim/quantisation_map.h).
   // Parameters of fewer than 4096 elements keep fp32 instead of 8 bits. The bits depend neither on
   // ranks and stage nor on threads.
-  offload::StateFormat optimizer_state = offload::StateFormat::kFp32;
+  StateFormat optimizer_state = StateFormat::kFp32;
 
   // Seed of stochastic rounding: of kStochasticRounding, and of states in bf16.
   uint64_t rounding_seed = 0;
@@ -336,7 +336,7 @@ c10::ScalarType reduce_dtype_of(const Options& options, c10::ScalarType paramete
 c10::ScalarType accumulate_dtype_of(const Options& options, c10::ScalarType parameters);
 
 // The format of the optimizer's states for a parameter of that many elements.
-offload::StateFormat state_format_of(const Options& options, int64_t parameter_numel);
+StateFormat state_format_of(const Options& options, int64_t parameter_numel);
 
 // Whether it is bfloat16 or half.
 bool is_low_precision(c10::ScalarType dtype);

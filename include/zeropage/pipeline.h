@@ -98,7 +98,7 @@ class PipelineStage final : public torch::nn::Module, public HasModelPart {
   // or more than the first and the last rank would share a parameter.
   PipelineStage(std::shared_ptr<torch::nn::Module> whole, PipelineLayers layers,
                 const comm::World& ranks, const PipelineStageOptions& options,
-                const memory::ConstructionTape* tape);
+                const operators::ConstructionTape* tape);
 
   // Throws where a layer wrote to a buffer that other ranks have too.
   at::Tensor forward(int chunk, const at::Tensor& input);

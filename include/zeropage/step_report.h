@@ -9,6 +9,10 @@
 #include <string>
 #include <vector>
 
+namespace zeropage::zero {
+class LateReport;
+}  // namespace zeropage::zero
+
 namespace zeropage {
 
 enum class Skipped : uint8_t {
@@ -33,18 +37,16 @@ struct StepReport {
   std::string to_string() const;
 };
 
-class LateReport;
-
 // A step that was enqueued (Accumulator::enqueue_step).
 class EnqueuedStep {
  public:
-  explicit EnqueuedStep(std::shared_ptr<LateReport> report);
+  explicit EnqueuedStep(std::shared_ptr<zero::LateReport> report);
 
   // Waits until the device knows the gradients of the step. Throws c10::Error where the device has failed.
   const StepReport& report() const;
 
  private:
-  std::shared_ptr<LateReport> report_;
+  std::shared_ptr<zero::LateReport> report_;
 };
 
 }  // namespace zeropage

@@ -28,9 +28,11 @@
 
 #include "zeropage/detail/model_ref.h"
 
-namespace zeropage {
-
+namespace zeropage::zero {
 class AveragedPages;
+}  // namespace zeropage::zero
+
+namespace zeropage {
 
 struct WeightAverageOptions {
   // Share of the average that an update keeps, in [0, 1): it averages over some 1 / (1 - decay) steps.
@@ -55,12 +57,12 @@ class WeightAverage {
   bool is_swapped_in() const;
 
  private:
-  friend AveragedPages& pages_of(WeightAverage& average);
+  friend zero::AveragedPages& pages_of(WeightAverage& average);
 
-  const std::unique_ptr<AveragedPages> pages_;
+  const std::unique_ptr<zero::AveragedPages> pages_;
 };
 
 // For saving and loading.
-AveragedPages& pages_of(WeightAverage& average);
+zero::AveragedPages& pages_of(WeightAverage& average);
 
 }  // namespace zeropage

@@ -40,7 +40,7 @@ BlockTransfers::BlockTransfers(std::unique_ptr<BlockDevice> device, std::string 
 }
 
 int64_t BlockTransfers::blocks_of(const StoredRecord& record) const {
-  return memory::div_ceil(record.bytes, block_bytes_);
+  return base::div_ceil(record.bytes, block_bytes_);
 }
 
 void BlockTransfers::submit(RecordJobs& jobs) {
@@ -134,8 +134,8 @@ void BlockTransfers::verify(RecordJob& job, int64_t block) {
   const bool is_stale =
       index < record.earlier_checksums.size() && got == record.earlier_checksums[index];
   job.fail(c10::str(
-      describe(job, block), ": expected checksum ", to_hex(expected), " of write ", record.writes,
-      ", got ", to_hex(got),
+      describe(job, block), ": expected checksum ", base::to_hex(expected), " of write ",
+      record.writes, ", got ", base::to_hex(got),
       is_stale ? ", which is the write's before: the device lost one" : ": the bytes have changed",
       ". Nothing of it is used; restart from a saved state, and check the device"));
 }
@@ -144,7 +144,7 @@ uint64_t BlockTransfers::checksum(const RecordJob& job, int64_t block) {
   const auto start = std::chrono::steady_clock::now();
   const int64_t begin = begin_of(block);
   const uint64_t sum =
-      block_checksum(job.data() + begin, std::min(block_bytes_, job.record->bytes - begin));
+      base::block_checksum(job.data() + begin, std::min(block_bytes_, job.record->bytes - begin));
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   counters_->count([&](NvmeStatistics& so_far) { so_far.checksum_seconds += seconds.count(); });
   return sum;

@@ -37,7 +37,7 @@ struct StoredRecord {
   std::shared_ptr<void> host_share;  // ends, with the record, what is counted of it
   std::string failure;               // of kLost
 
-  int64_t buffer_bytes() const { return memory::round_up(bytes, kNvmeAlignment); }
+  int64_t buffer_bytes() const { return base::round_up(bytes, kNvmeAlignment); }
 };
 
 }  // namespace zeropage::offload::detail

@@ -6,7 +6,7 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-namespace zeropage::memory::detail {
+namespace zeropage::operators::detail {
 namespace {
 
 // The first argument that `matches`, by its type without "optional".
@@ -95,4 +95,4 @@ bool OperatorCall::overwrites(const Operand& operand) const {
          tensor.nbytes() == tensor.storage().nbytes();
 }
 
-}  // namespace zeropage::memory::detail
+}  // namespace zeropage::operators::detail

@@ -16,7 +16,7 @@
 
 #include "operators/operator_schema.h"
 
-namespace zeropage::memory::detail {
+namespace zeropage::operators::detail {
 
 struct OperatorCall {
   struct Operand {
@@ -52,4 +52,4 @@ struct OperatorCall {
   std::vector<Operand> operands;
 };
 
-}  // namespace zeropage::memory::detail
+}  // namespace zeropage::operators::detail

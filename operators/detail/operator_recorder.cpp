@@ -8,7 +8,7 @@
 
 #include "zeropage/check.h"
 
-namespace zeropage::memory::detail {
+namespace zeropage::operators::detail {
 namespace {
 
 using Operand = OperatorCall::Operand;
@@ -71,7 +71,7 @@ void call_on_meta(const OperatorCall& call) {
     }
     call.handle.callBoxed(&call.stack);
   } catch (const c10::NotImplementedError& error) {
-    refuse(call, message_of(error));
+    refuse(call, memory::message_of(error));
   } catch (c10::Error& error) {
     error.add_context(who(call) + " on the meta device");
     throw;
@@ -233,4 +233,4 @@ size_t OperatorRecorder::capture(const at::Tensor& real) {
   return number;
 }
 
-}  // namespace zeropage::memory::detail
+}  // namespace zeropage::operators::detail

@@ -20,7 +20,7 @@
 #include "operators/detail/recorded_operator.h"
 #include "operators/operator_interceptor.h"
 
-namespace zeropage::memory::detail {
+namespace zeropage::operators::detail {
 
 class OperatorRecorder final : public OperatorInterceptor {
  public:
@@ -51,4 +51,4 @@ class OperatorRecorder final : public OperatorInterceptor {
   std::unordered_map<const c10::StorageImpl*, size_t> captured_;  // real storages
 };
 
-}  // namespace zeropage::memory::detail
+}  // namespace zeropage::operators::detail

@@ -10,7 +10,7 @@
 #include "operators/generator_state.h"
 #include "zeropage/check.h"
 
-namespace zeropage::memory::detail {
+namespace zeropage::operators::detail {
 namespace {
 
 // In the first words of an engine; the state's number follows, then the recorder's address.
@@ -21,7 +21,7 @@ using Words = std::array<uint32_t, kWords>;
 
 Words mark_of(size_t state, const void* recorder) {
   const auto address = reinterpret_cast<uintptr_t>(recorder);
-  return {kMark, narrow<uint32_t>(state), static_cast<uint32_t>(address),
+  return {kMark, base::narrow<uint32_t>(state), static_cast<uint32_t>(address),
           static_cast<uint32_t>(address >> 32)};
 }
 
@@ -123,4 +123,4 @@ void RandomRecorder::finish() {
   }
 }
 
-}  // namespace zeropage::memory::detail
+}  // namespace zeropage::operators::detail

@@ -17,7 +17,7 @@
 
 #include <ATen/core/Generator.h>
 
-namespace zeropage::memory::detail {
+namespace zeropage::operators::detail {
 
 struct RandomStates {
   struct State {
@@ -60,4 +60,4 @@ class RandomRecorder {
   RandomStates& states_;
 };
 
-}  // namespace zeropage::memory::detail
+}  // namespace zeropage::operators::detail

@@ -7,7 +7,7 @@
 #include "base/exact.h"
 #include "zeropage/check.h"
 
-namespace zeropage::memory::detail {
+namespace zeropage::operators::detail {
 
 std::optional<size_t> Tape::find(const at::Tensor& meta) const {
   if (!meta.defined() || !meta.has_storage()) return std::nullopt;
@@ -37,7 +37,7 @@ TensorView view_of(const at::Tensor& tensor, size_t storage) {
           .sizes = tensor.sizes().vec(),
           .strides = tensor.strides().vec(),
           .offset = tensor.storage_offset(),
-          .storage_bytes = narrow<int64_t>(tensor.storage().nbytes()),
+          .storage_bytes = base::narrow<int64_t>(tensor.storage().nbytes()),
           .conjugated = tensor.is_conj(),
           .negated = tensor.is_neg(),
           .wrapped_number = tensor.unsafeGetTensorImpl()->is_wrapped_number()};
@@ -60,4 +60,4 @@ void insert(std::vector<size_t>& numbers, size_t number) {
   if (!contains(numbers, number)) numbers.push_back(number);
 }
 
-}  // namespace zeropage::memory::detail
+}  // namespace zeropage::operators::detail

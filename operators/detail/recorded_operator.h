@@ -22,7 +22,7 @@
 #include "operators/detail/random_states.h"
 #include "operators/recorded_argument.h"
 
-namespace zeropage::memory::detail {
+namespace zeropage::operators::detail {
 
 // What a tensor sees of a storage.
 struct TensorView {
@@ -91,4 +91,4 @@ at::Tensor tensor_of(const TensorView& view, const c10::Storage& storage);
 bool contains(const std::vector<size_t>& numbers, size_t number);
 void insert(std::vector<size_t>& numbers, size_t number);
 
-}  // namespace zeropage::memory::detail
+}  // namespace zeropage::operators::detail

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace zeropage::memory::detail {
+namespace zeropage::operators::detail {
 namespace {
 
 // Walks the tape from its end and knows what is still needed behind the operator that it looks at.
@@ -70,4 +70,4 @@ std::vector<ReplayStep> plan_replay(const Tape& tape, const std::vector<size_t>&
   return steps;
 }
 
-}  // namespace zeropage::memory::detail
+}  // namespace zeropage::operators::detail

@@ -9,7 +9,7 @@
 
 #include "operators/detail/recorded_operator.h"
 
-namespace zeropage::memory::detail {
+namespace zeropage::operators::detail {
 
 struct ReplayStep {
   size_t operator_index;
@@ -22,4 +22,4 @@ struct ReplayStep {
 std::vector<ReplayStep> plan_replay(const Tape& tape, const std::vector<size_t>& targets,
                                     const std::vector<size_t>& states);
 
-}  // namespace zeropage::memory::detail
+}  // namespace zeropage::operators::detail

@@ -10,7 +10,7 @@
 #include "operators/generator_state.h"
 #include "zeropage/check.h"
 
-namespace zeropage::memory::detail {
+namespace zeropage::operators::detail {
 namespace {
 
 c10::Storage allocate(int64_t bytes) {
@@ -157,4 +157,4 @@ bool TapePlayer::in_use(const c10::Storage& storage, const RecordedOperator& rec
   return false;
 }
 
-}  // namespace zeropage::memory::detail
+}  // namespace zeropage::operators::detail

@@ -14,7 +14,7 @@
 
 #include "operators/detail/replay_plan.h"
 
-namespace zeropage::memory::detail {
+namespace zeropage::operators::detail {
 
 class TapePlayer {
  public:
@@ -40,4 +40,4 @@ class TapePlayer {
   std::vector<at::Generator> states_;   // by number; the constants are the tape's
 };
 
-}  // namespace zeropage::memory::detail
+}  // namespace zeropage::operators::detail

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace zeropage::offload::cpu {
+namespace zeropage::optim::cpu {
 namespace {
 
 // Elements of a part that are in one row.
@@ -55,16 +55,16 @@ struct ScaledGradient {
 
 // The bits of magnitudes are in the order of the magnitudes. Signed, as SSE2 has no others to compare.
 ZEROPAGE_ELEMENT int32_t key_of(float value) {
-  return static_cast<int32_t>(rounded::bits_of(value) & 0x7fffffffU);
+  return static_cast<int32_t>(optim::rounded::bits_of(value) & 0x7fffffffU);
 }
 
 ZEROPAGE_ELEMENT float of_key(int32_t key) {
-  return rounded::float_of(static_cast<uint32_t>(key));
+  return optim::rounded::float_of(static_cast<uint32_t>(key));
 }
 
 template <typename Element>
 ZEROPAGE_ELEMENT float element(const ScaledGradient<Element>& gradient, int64_t i) {
-  return rounded::multiply(to_float(gradient.elements[i]), gradient.scale);
+  return optim::rounded::multiply(to_float(gradient.elements[i]), gradient.scale);
 }
 
 template <typename Element>
@@ -87,7 +87,7 @@ ZEROPAGE_ELEMENT void raise_all(const ScaledGradient<Element>& gradient, const M
 
 // x, rounded to a multiple of the unit of the window (optim/factored_moments.h).
 ZEROPAGE_ELEMENT double in_window(double x, double window) {
-  return rounded::add(rounded::add(x, window), -window);
+  return optim::rounded::add(optim::rounded::add(x, window), -window);
 }
 
 template <typename Element>
@@ -114,16 +114,16 @@ ZEROPAGE_ELEMENT void add_all(const ScaledGradient<Element>& gradient, const Mat
       ZEROPAGE_NO_OVERLAP
       for (int k = 0; k < kSums; ++k) {
         const double square = square_of(gradient, segment.begin + i + k);
-        of_row[k] = rounded::add(of_row[k], in_window(square, window));
-        columns[i + k] = rounded::add(columns[i + k], in_window(square, windows[i + k]));
+        of_row[k] = optim::rounded::add(of_row[k], in_window(square, window));
+        columns[i + k] = optim::rounded::add(columns[i + k], in_window(square, windows[i + k]));
       }
     }
     double sum = sums.rows[segment.row];
-    for (const double of_lane : of_row) sum = rounded::add(sum, of_lane);
+    for (const double of_lane : of_row) sum = optim::rounded::add(sum, of_lane);
     for (; i < segment.numel; ++i) {
       const double square = square_of(gradient, segment.begin + i);
-      sum = rounded::add(sum, in_window(square, window));
-      columns[i] = rounded::add(columns[i], in_window(square, windows[i]));
+      sum = optim::rounded::add(sum, in_window(square, window));
+      columns[i] = optim::rounded::add(columns[i], in_window(square, windows[i]));
     }
     sums.rows[segment.row] = sum;
   }
@@ -139,10 +139,10 @@ ZEROPAGE_ELEMENT void divide_all(const ScaledGradient<Element>& gradient, const 
     const float row = roots.rows[segment.row];
     ZEROPAGE_NO_OVERLAP
     for (int64_t i = 0; i < segment.numel; ++i) {
-      const float product = rounded::multiply(row, columns[i]);
+      const float product = optim::rounded::multiply(row, columns[i]);
       const float moment = product < roots.floor ? roots.floor : product;
-      directions[segment.begin + i] =
-          rounded::divide(element(gradient, segment.begin + i), rounded::square_root(moment));
+      directions[segment.begin + i] = optim::rounded::divide(element(gradient, segment.begin + i),
+                                                             optim::rounded::square_root(moment));
     }
   }
 }
@@ -233,4 +233,4 @@ void divide_by_roots(const PartGradient& gradient, const MatrixPart& part,
   run(Divide{roots, directions}, gradient, part, instructions);
 }
 
-}  // namespace zeropage::offload::cpu
+}  // namespace zeropage::optim::cpu

@@ -11,7 +11,7 @@
 #include "optim/cpu/instructions.h"
 #include "optim/flat_stretch.h"
 
-namespace zeropage::offload::cpu {
+namespace zeropage::optim::cpu {
 
 // Elements of matrices [batches, rows, columns], one after the other.
 struct MatrixPart {
@@ -54,4 +54,4 @@ struct FactoredRoots {
 void divide_by_roots(const PartGradient& gradient, const MatrixPart& part,
                      const FactoredRoots& roots, float* directions, Instructions instructions);
 
-}  // namespace zeropage::offload::cpu
+}  // namespace zeropage::optim::cpu

@@ -6,7 +6,7 @@
 
 #include "optim/cpu/squares_of_runs.h"
 
-namespace zeropage::offload::cpu {
+namespace zeropage::optim::cpu {
 namespace {
 
 // Elements whose sums go side by side, in half of the registers of AVX2.
@@ -59,8 +59,8 @@ ZEROPAGE_ELEMENT SquareTerms sum_in_window(const Number* numbers, int64_t numel,
   double high = 0;
   double low = 0;
   for (int k = 0; k < kSums; ++k) {
-    high = rounded::add(high, rounded::add(highs[k], -window.base));
-    low = rounded::add(low, lows[k]);
+    high = optim::rounded::add(high, optim::rounded::add(highs[k], -window.base));
+    low = optim::rounded::add(low, lows[k]);
   }
   return terms_of(high, low, window.unit);
 }
@@ -71,7 +71,7 @@ bool add_one_by_one(const Number* numbers, int64_t numel, ExactDigits& sum) {
   for (int64_t i = 0; i < numel; ++i) {
     const double square = square_of_widened(numbers[i]);
     if (square == 0) continue;
-    all_finite &= rounded::bits_of(square) < kInfinityBits;
+    all_finite &= optim::rounded::bits_of(square) < kInfinityBits;
     sum.add(square);
   }
   return all_finite;
@@ -125,7 +125,7 @@ ZEROPAGE_AVX2 bool add_whole_run(const Element* run, const SquareWindow& window,
     const SumsOfBf16 made = sums_of_squares(run);
     if (made.end == 0) return true;
     double total = 0;
-    for (const double of_lane : made.sums) total = rounded::add(total, of_lane);
+    for (const double of_lane : made.sums) total = optim::rounded::add(total, of_lane);
     if (total < made.end) {
       sum.add(total);
       return true;
@@ -187,10 +187,11 @@ ZEROPAGE_AVX512 bool add_with_avx512(const Element* elements, int64_t numel, Exa
 
 template <typename Element>
 bool is_finite(Element value) {
-  return (rounded::bits_of(to_float(value)) & detail::kInfinity) != detail::kInfinity;
+  return (optim::rounded::bits_of(to_float(value)) & optim::detail::kInfinity) !=
+         optim::detail::kInfinity;
 }
 bool is_finite(double value) {
-  return (rounded::bits_of(value) & kInfinityBits) != kInfinityBits;
+  return (optim::rounded::bits_of(value) & kInfinityBits) != kInfinityBits;
 }
 
 }  // namespace
@@ -222,4 +223,4 @@ bool any_not_finite(const FlatElements& flat, int64_t begin, int64_t end) {
       flat);
 }
 
-}  // namespace zeropage::offload::cpu
+}  // namespace zeropage::optim::cpu

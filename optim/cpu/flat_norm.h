@@ -5,7 +5,7 @@
 #include "optim/exact_digits.h"
 #include "optim/exact_squares.h"
 
-namespace zeropage::offload::cpu {
+namespace zeropage::optim::cpu {
 
 // Adds the squares of elements [begin, end), each exactly, to `sum`. Returns whether all of them are
 // finite. The sum depends neither on the order of calls nor on where they cut the elements.
@@ -15,4 +15,4 @@ bool add_squares(const FlatElements& flat, int64_t begin, int64_t end, ExactDigi
 // Whether one of elements [begin, end) is infinite or NaN.
 bool any_not_finite(const FlatElements& flat, int64_t begin, int64_t end);
 
-}  // namespace zeropage::offload::cpu
+}  // namespace zeropage::optim::cpu

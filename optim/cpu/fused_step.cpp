@@ -5,7 +5,7 @@
 #include <type_traits>
 #include <variant>
 
-namespace zeropage::offload::cpu {
+namespace zeropage::optim::cpu {
 namespace {
 
 template <typename Rule, typename Gradient, typename Copy>
@@ -26,7 +26,7 @@ ZEROPAGE_ELEMENT void update(const Rule& shared_rule, const FlatStretch& stretch
     if constexpr (Rule::kStates > 0) states[0] = first[i];
     if constexpr (Rule::kStates > 1) states[1] = second[i];
     if constexpr (Rule::kStates > 2) states[2] = third[i];
-    const float gradient = rounded::multiply(to_float(gradients[i]), scale);
+    const float gradient = optim::rounded::multiply(to_float(gradients[i]), scale);
     const float value = rule.apply(values[i], gradient, states);
     values[i] = value;
     if constexpr (Rule::kStates > 0) first[i] = states[0];
@@ -148,4 +148,4 @@ void fused_step(const UpdateRule& rule, const FlatStretch& stretch, int64_t begi
   }
 }
 
-}  // namespace zeropage::offload::cpu
+}  // namespace zeropage::optim::cpu

@@ -7,7 +7,7 @@
 #include "optim/flat_stretch.h"
 #include "optim/update_rule.h"
 
-namespace zeropage::offload::cpu {
+namespace zeropage::optim::cpu {
 
 // Updates elements [begin, end) of the stretch, unless its found_inf is set, and zeroes their
 // gradient in any case if that is wanted.
@@ -18,4 +18,4 @@ void fused_step(const UpdateRule& rule, const FlatStretch& stretch, int64_t begi
 void adopt_copy(const FlatStretch& stretch, int64_t begin, int64_t end,
                 Instructions instructions = Instructions::kAvx512);
 
-}  // namespace zeropage::offload::cpu
+}  // namespace zeropage::optim::cpu

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace zeropage::offload::cpu {
+namespace zeropage::optim::cpu {
 namespace {
 
 constexpr const char* kVariable = "ZEROPAGE_CPU_CAPABILITY";
@@ -66,4 +66,4 @@ Instructions best_instructions() {
   return best;
 }
 
-}  // namespace zeropage::offload::cpu
+}  // namespace zeropage::optim::cpu

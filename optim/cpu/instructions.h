@@ -22,7 +22,7 @@
 #define ZEROPAGE_NO_OVERLAP _Pragma("GCC ivdep")
 #endif
 
-namespace zeropage::offload::cpu {
+namespace zeropage::optim::cpu {
 
 // Each set contains those before it.
 enum class Instructions : uint8_t {
@@ -50,4 +50,4 @@ inline Instructions usable(Instructions most) {
   return std::min(most, best_instructions());
 }
 
-}  // namespace zeropage::offload::cpu
+}  // namespace zeropage::optim::cpu

@@ -10,7 +10,7 @@
 #include "optim/cpu/quantised_loops.h"
 #include "optim/cpu/stochastic_rounding.h"
 
-namespace zeropage::offload::cpu {
+namespace zeropage::optim::cpu {
 namespace {
 
 // Eight blocks: their values, gradient and states in fp32 are a first-level cache.
@@ -229,4 +229,4 @@ void packed_step(const UpdateRule& rule, const PackedStretch& stretch, int64_t b
   }
 }
 
-}  // namespace zeropage::offload::cpu
+}  // namespace zeropage::optim::cpu

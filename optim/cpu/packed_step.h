@@ -6,11 +6,11 @@
 #include "optim/packed_stretch.h"
 #include "optim/update_rule.h"
 
-namespace zeropage::offload::cpu {
+namespace zeropage::optim::cpu {
 
 // Updates elements [begin, end) of the stretch as fused_step() does. With 8-bit states begin
 // is the first of its block, or the stretch's first, and end is where a block or the stretch ends.
 void packed_step(const UpdateRule& rule, const PackedStretch& stretch, int64_t begin, int64_t end,
                  Instructions instructions = Instructions::kAvx512);
 
-}  // namespace zeropage::offload::cpu
+}  // namespace zeropage::optim::cpu

@@ -8,7 +8,7 @@
 #include "optim/quantisation_map.h"
 #include "optim/update_rule.h"
 
-namespace zeropage::offload::cpu {
+namespace zeropage::optim::cpu {
 
 // [numel], the first of which is element first_in_block of its block; without overlap.
 struct QuantisedStretch {
@@ -55,4 +55,4 @@ inline const QuantisedLoops& quantised_loops(Instructions most = Instructions::k
   }
 }
 
-}  // namespace zeropage::offload::cpu
+}  // namespace zeropage::optim::cpu

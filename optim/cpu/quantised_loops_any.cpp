@@ -4,7 +4,7 @@
 
 #include "optim/cpu/quantised_words_text.h"
 
-namespace zeropage::offload::cpu {
+namespace zeropage::optim::cpu {
 namespace {
 
 struct Words {
@@ -18,7 +18,8 @@ struct Words {
   template <StateSign kSign>
   static void narrow(const uint32_t* magnitudes, const float* values, uint8_t* codes) {
     for (int i = 0; i < kNumel; ++i) {
-      const uint32_t sign = kSign == StateSign::kSigned ? rounded::bits_of(values[i]) >> 24 : 0;
+      const uint32_t sign =
+          kSign == StateSign::kSigned ? optim::rounded::bits_of(values[i]) >> 24 : 0;
       codes[i] = static_cast<uint8_t>(magnitudes[i] | (sign & 0x80U));
     }
   }
@@ -27,13 +28,13 @@ struct Words {
 using Groups = GroupsByWords<Words>;
 
 }  // namespace
-}  // namespace zeropage::offload::cpu
+}  // namespace zeropage::optim::cpu
 
 #include "optim/cpu/quantised_loops_text.h"
 #include "optim/cpu/quantised_passes_text.h"
 
-namespace zeropage::offload::cpu {
+namespace zeropage::optim::cpu {
 
 const QuantisedLoops kQuantisedLoopsOnAnyProcessor = kLoopsOfSet;
 
-}  // namespace zeropage::offload::cpu
+}  // namespace zeropage::optim::cpu

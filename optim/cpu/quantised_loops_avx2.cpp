@@ -9,7 +9,7 @@
 
 #include "optim/cpu/quantised_words_text.h"
 
-namespace zeropage::offload::cpu {
+namespace zeropage::optim::cpu {
 namespace {
 
 struct Words {
@@ -75,14 +75,14 @@ struct Words {
 using Groups = GroupsByWords<Words>;
 
 }  // namespace
-}  // namespace zeropage::offload::cpu
+}  // namespace zeropage::optim::cpu
 
 #include "optim/cpu/quantised_loops_text.h"
 #include "optim/cpu/quantised_passes_text.h"
 
-namespace zeropage::offload::cpu {
+namespace zeropage::optim::cpu {
 
 const QuantisedLoops kQuantisedLoopsWithAvx2 = kLoopsOfSet;
 
-}  // namespace zeropage::offload::cpu
+}  // namespace zeropage::optim::cpu
 #endif

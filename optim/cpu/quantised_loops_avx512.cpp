@@ -6,7 +6,7 @@
 #define ZEROPAGE_SET ZEROPAGE_AVX512
 #define ZEROPAGE_INTRINSICS ZEROPAGE_AVX512 inline __attribute__((always_inline))
 
-namespace zeropage::offload::cpu {
+namespace zeropage::optim::cpu {
 namespace {
 
 // A group is a register, and stays one between its codes and its numbers: what the compiler makes of a loop over so few
@@ -21,13 +21,13 @@ struct Groups {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
     const __m512i words = kHasSigns ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes);
     const __m512i magnitude = kHasSigns ? _mm512_and_si512(words, each(kTopCode<kSign>)) : words;
-    const __m512i units = _mm512_or_si512(magnitude, each(detail::kBitsOfCode0<kSign>));
-    const __m512 level =
-        _mm512_add_ps(_mm512_castsi512_ps(units), _mm512_set1_ps(detail::kLevelOfCode0<kSign>));
+    const __m512i units = _mm512_or_si512(magnitude, each(optim::detail::kBitsOfCode0<kSign>));
+    const __m512 level = _mm512_add_ps(_mm512_castsi512_ps(units),
+                                       _mm512_set1_ps(optim::detail::kLevelOfCode0<kSign>));
     const __m512i power = _mm512_slli_epi32(_mm512_castps_si512(level), 2);
     const __m512 value = _mm512_fmadd_ps(
-        _mm512_castsi512_ps(power), _mm512_set1_ps(rounded::multiply(scale, 0.5F)),
-        _mm512_set1_ps(rounded::multiply(scale, -0.5F * detail::kLeastPower<kSign>)));
+        _mm512_castsi512_ps(power), _mm512_set1_ps(optim::rounded::multiply(scale, 0.5F)),
+        _mm512_set1_ps(optim::rounded::multiply(scale, -0.5F * optim::detail::kLeastPower<kSign>)));
     __m512i bits = _mm512_castps_si512(value);
     if constexpr (kHasSigns) {
       bits = _mm512_ternarylogic_epi32(bits, words, each(0x80000000U), kOrSecondAndThird);
@@ -41,10 +41,10 @@ struct Groups {
     const __m512i bits = load(values);
     const __m512i magnitude = kHasSigns ? magnitudes_of(values) : bits;
     const __m512 power = _mm512_fmadd_ps(_mm512_castsi512_ps(magnitude), _mm512_set1_ps(inverse),
-                                         _mm512_set1_ps(detail::kLeastPower<kSign>));
+                                         _mm512_set1_ps(optim::detail::kLeastPower<kSign>));
     const __m512i level = _mm512_srli_epi32(_mm512_castps_si512(power), 2);
     __m512i words = _mm512_castps_si512(
-        _mm512_add_ps(_mm512_castsi512_ps(level), _mm512_set1_ps(detail::kToCode<kSign>)));
+        _mm512_add_ps(_mm512_castsi512_ps(level), _mm512_set1_ps(optim::detail::kToCode<kSign>)));
     if constexpr (kHasSigns) {
       words = _mm512_ternarylogic_epi32(words, _mm512_srli_epi32(bits, 24), each(0x80U),
                                         kOrSecondAndThird);
@@ -73,14 +73,14 @@ struct Groups {
 };
 
 }  // namespace
-}  // namespace zeropage::offload::cpu
+}  // namespace zeropage::optim::cpu
 
 #include "optim/cpu/quantised_loops_text.h"
 #include "optim/cpu/quantised_turns_text.h"
 
-namespace zeropage::offload::cpu {
+namespace zeropage::optim::cpu {
 
 const QuantisedLoops kQuantisedLoopsWithAvx512 = kLoopsOfSet;
 
-}  // namespace zeropage::offload::cpu
+}  // namespace zeropage::optim::cpu
 #endif

@@ -22,7 +22,7 @@
 // Always inlined, so that nothing between the loops of a block is a call.
 #define ZEROPAGE_SET_ELEMENT ZEROPAGE_SET inline __attribute__((always_inline))
 
-namespace zeropage::offload::cpu {
+namespace zeropage::optim::cpu {
 namespace {
 
 template <StateSign kSign>
@@ -78,7 +78,7 @@ ZEROPAGE_SET_ELEMENT void update_block(const Rule& rule, float* values, const Gr
     if constexpr (Rule::kStates > 0) states[0] = first[i];
     if constexpr (Rule::kStates > 1) states[1] = second[i];
     if constexpr (Rule::kStates > 2) states[2] = third[i];
-    const float gradient = rounded::multiply(to_float(gradients[i]), gradient_scale);
+    const float gradient = optim::rounded::multiply(to_float(gradients[i]), gradient_scale);
     values[i] = rule.apply(values[i], gradient, states);
     if constexpr (Rule::kStates > 0) first[i] = states[0];
     if constexpr (Rule::kStates > 1) second[i] = states[1];
@@ -157,4 +157,4 @@ constexpr QuantisedLoops kLoopsOfSet = {
         }};
 
 }  // namespace
-}  // namespace zeropage::offload::cpu
+}  // namespace zeropage::optim::cpu

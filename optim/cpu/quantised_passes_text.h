@@ -2,7 +2,7 @@
 // quantised_loops_text.h. Free of torch.
 #pragma once
 
-namespace zeropage::offload::cpu {
+namespace zeropage::optim::cpu {
 namespace {
 
 // How far ahead a block is fetched: a page of fp32, where the processor's own fetching stops. The
@@ -40,4 +40,4 @@ ZEROPAGE_SET void step_blocks(const Rule& shared_rule, const QuantisedStretch& a
 }
 
 }  // namespace
-}  // namespace zeropage::offload::cpu
+}  // namespace zeropage::optim::cpu

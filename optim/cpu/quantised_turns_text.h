@@ -12,7 +12,7 @@
 //   static uint32_t largest(Lanes);
 #pragma once
 
-namespace zeropage::offload::cpu {
+namespace zeropage::optim::cpu {
 namespace {
 
 // How far ahead a turn asks for what it reads, a line for each group: two blocks. Farther, it would more often ask in a page of
@@ -63,7 +63,7 @@ ZEROPAGE_SET_ELEMENT void update_group(const Rule& rule, float* values, const Gr
     if constexpr (Rule::kStates > 0) of_element[0] = first[i];
     if constexpr (Rule::kStates > 1) of_element[1] = second[i];
     if constexpr (Rule::kStates > 2) of_element[2] = third[i];
-    const float gradient = rounded::multiply(to_float(gradients[i]), gradient_scale);
+    const float gradient = optim::rounded::multiply(to_float(gradients[i]), gradient_scale);
     values[i] = rule.apply(values[i], gradient, of_element);
     if constexpr (Rule::kStates > 0) first[i] = of_element[0];
     if constexpr (Rule::kStates > 1) second[i] = of_element[1];
@@ -157,4 +157,4 @@ ZEROPAGE_SET void step_blocks(const Rule& shared_rule, const QuantisedStretch& a
 }
 
 }  // namespace
-}  // namespace zeropage::offload::cpu
+}  // namespace zeropage::optim::cpu

@@ -13,7 +13,7 @@
 
 #include "optim/cpu/quantised_loops.h"
 
-namespace zeropage::offload::cpu {
+namespace zeropage::optim::cpu {
 namespace {
 
 template <typename Words>
@@ -42,4 +42,4 @@ struct GroupsByWords {
 };
 
 }  // namespace
-}  // namespace zeropage::offload::cpu
+}  // namespace zeropage::optim::cpu

@@ -12,7 +12,7 @@
 #include "optim/cpu/instructions.h"
 #include "optim/exact_squares.h"
 
-namespace zeropage::offload::cpu {
+namespace zeropage::optim::cpu {
 
 #define ZEROPAGE_AVX2_ELEMENT ZEROPAGE_AVX2 inline __attribute__((always_inline))
 
@@ -121,5 +121,5 @@ ZEROPAGE_AVX2_ELEMENT SumsOfBf16 sums_of_squares(const BFloat16Bits* run) {
   return made;
 }
 
-}  // namespace zeropage::offload::cpu
+}  // namespace zeropage::optim::cpu
 #endif

@@ -7,7 +7,7 @@
 #include <immintrin.h>
 #endif
 
-namespace zeropage::offload::cpu {
+namespace zeropage::optim::cpu {
 namespace {
 
 // Random bits that are made at once. Its first block is a multiple of kBlocks.
@@ -151,4 +151,4 @@ void round_stochastically(const float* from, BFloat16Bits* to, int64_t numel,
   }
 }
 
-}  // namespace zeropage::offload::cpu
+}  // namespace zeropage::optim::cpu

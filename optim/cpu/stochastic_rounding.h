@@ -5,11 +5,11 @@
 #include "optim/cpu/instructions.h"
 #include "optim/rounding_place.h"
 
-namespace zeropage::offload::cpu {
+namespace zeropage::optim::cpu {
 
 // to, from: [numel], without overlap.
 void round_stochastically(const float* from, BFloat16Bits* to, int64_t numel,
                           const RoundingPlace& place,
                           Instructions instructions = Instructions::kAvx512);
 
-}  // namespace zeropage::offload::cpu
+}  // namespace zeropage::optim::cpu

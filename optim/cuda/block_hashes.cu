@@ -1,7 +1,7 @@
 #include "optim/cuda/block_hashes.h"
 #include "optim/cuda/launch.cuh"
 
-namespace zeropage::offload::cuda {
+namespace zeropage::optim::cuda {
 namespace {
 
 constexpr int kWarp = 32;
@@ -46,4 +46,4 @@ void block_hashes(const uint32_t* words, int64_t block_words, int64_t blocks, ui
          hash_blocks, words, block_words, blocks, hashes);
 }
 
-}  // namespace zeropage::offload::cuda
+}  // namespace zeropage::optim::cuda

@@ -5,10 +5,10 @@
 
 #include <cstdint>
 
-namespace zeropage::offload::cuda {
+namespace zeropage::optim::cuda {
 
 // hashes[b] of words [b block_words, (b + 1) block_words).
 void block_hashes(const uint32_t* words, int64_t block_words, int64_t blocks, uint64_t* hashes,
                   void* stream);
 
-}  // namespace zeropage::offload::cuda
+}  // namespace zeropage::optim::cuda

@@ -2,10 +2,10 @@
 
 #include <c10/cuda/CUDAStream.h>
 
-namespace zeropage::offload::cuda {
+namespace zeropage::optim::cuda {
 
 void* current_stream(const c10::Device& device) {
   return c10::cuda::getCurrentCUDAStream(device.index()).stream();
 }
 
-}  // namespace zeropage::offload::cuda
+}  // namespace zeropage::optim::cuda

@@ -3,9 +3,9 @@
 
 #include <c10/core/Device.h>
 
-namespace zeropage::offload::cuda {
+namespace zeropage::optim::cuda {
 
 // The current stream of a CUDA device, as a cudaStream_t.
 void* current_stream(const c10::Device& device);
 
-}  // namespace zeropage::offload::cuda
+}  // namespace zeropage::optim::cuda

@@ -1,7 +1,7 @@
 #include "optim/cuda/flat_norm.h"
 #include "optim/cuda/launch.cuh"
 
-namespace zeropage::offload::cuda {
+namespace zeropage::optim::cuda {
 namespace {
 
 constexpr int kWarp = 32;
@@ -29,7 +29,7 @@ constexpr int kBlocksOfWarp = 8;
 // term, which is not negative.
 __device__ __forceinline__ void add_term(Word* digits, double term) {
   const int lane = threadIdx.x % kWarp;
-  const uint64_t bits = rounded::bits_of(term);
+  const uint64_t bits = optim::rounded::bits_of(term);
   if (bits < kInfinityBits) {
     const PlacedMantissa placed = placed_mantissa(bits);
     if (lane < kDigitsOfTerm) digits[placed.digit + lane] += placed.part(lane);
@@ -89,12 +89,12 @@ class WarpSquares {
 
   // Adds what the lanes have to the digits.
   __device__ __forceinline__ void flush() {
-    double high = rounded::add(high_, -window_.base);
+    double high = optim::rounded::add(high_, -window_.base);
     double low = low_;
 #pragma unroll
     for (int stride = kWarp / 2; stride > 0; stride /= 2) {
-      high = rounded::add(high, __shfl_xor_sync(kAllLanes, high, stride));
-      low = rounded::add(low, __shfl_xor_sync(kAllLanes, low, stride));
+      high = optim::rounded::add(high, __shfl_xor_sync(kAllLanes, high, stride));
+      low = optim::rounded::add(low, __shfl_xor_sync(kAllLanes, low, stride));
     }
     if (high > 0) {
       const SquareTerms terms = terms_of(high, low, window_.unit);
@@ -120,8 +120,8 @@ class WarpSquares {
       for (; lanes != 0; lanes &= lanes - 1) {
         const int lane = __ffs(static_cast<int>(lanes)) - 1;
         const double square = __shfl_sync(kAllLanes, square_of_widened(numbers[k]), lane);
-        all_finite &= (rounded::bits_of(square) & INT64_MAX) < kInfinityBits;
-        add_term(digits_, rounded::double_of(rounded::bits_of(square) & INT64_MAX));
+        all_finite &= (optim::rounded::bits_of(square) & INT64_MAX) < kInfinityBits;
+        add_term(digits_, optim::rounded::double_of(optim::rounded::bits_of(square) & INT64_MAX));
       }
     }
     return all_finite;
@@ -183,13 +183,13 @@ __global__ void __launch_bounds__(kThreads)
 
 // The bits that are all set where the number is infinite or NaN; of fp64, in its upper half.
 template <typename Element>
-constexpr uint32_t kExponent = detail::kInfinity;
+constexpr uint32_t kExponent = optim::detail::kInfinity;
 template <>
 constexpr uint32_t kExponent<double> = 0x7ff00000;
 template <>
-constexpr uint32_t kExponent<BFloat16Bits> = detail::kInfinity >> 16;
+constexpr uint32_t kExponent<BFloat16Bits> = optim::detail::kInfinity >> 16;
 template <>
-constexpr uint32_t kExponent<HalfBits> = detail::kHalfInfinity;
+constexpr uint32_t kExponent<HalfBits> = optim::detail::kHalfInfinity;
 
 template <typename Element>
 __device__ __forceinline__ bool is_not_finite(uint32_t bits) {
@@ -197,10 +197,10 @@ __device__ __forceinline__ bool is_not_finite(uint32_t bits) {
 }
 
 __device__ __forceinline__ uint32_t bits_of(double element) {
-  return static_cast<uint32_t>(rounded::bits_of(element) >> 32);
+  return static_cast<uint32_t>(optim::rounded::bits_of(element) >> 32);
 }
 __device__ __forceinline__ uint32_t bits_of(float element) {
-  return rounded::bits_of(element);
+  return optim::rounded::bits_of(element);
 }
 template <typename Bits>
 __device__ __forceinline__ uint32_t bits_of(Bits element) {
@@ -272,4 +272,4 @@ void look_for_not_finite(const FlatElements& flat, int64_t numel, float* found, 
       flat);
 }
 
-}  // namespace zeropage::offload::cuda
+}  // namespace zeropage::optim::cuda

@@ -6,7 +6,7 @@
 #include "optim/exact_squares.h"
 #include "optim/norm_part.h"
 
-namespace zeropage::offload::cuda {
+namespace zeropage::optim::cuda {
 
 // Adds the squares of the parts exactly, in one launch; what is infinite or NaN is counted, and
 // sets its part's flag. parts, ranges, one a sum, and words: memory of the device. most_blocks: of a
@@ -17,4 +17,4 @@ void add_norm_parts(const FlatElements& flat, const NormPart* parts, const NormR
 // Sets *found to 1 if an element is infinite or NaN, and leaves it alone else.
 void look_for_not_finite(const FlatElements& flat, int64_t numel, float* found, void* stream);
 
-}  // namespace zeropage::offload::cuda
+}  // namespace zeropage::optim::cuda

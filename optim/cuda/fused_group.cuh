@@ -7,7 +7,7 @@
 #include "optim/flat_stretch.h"
 #include "optim/update_rule.h"
 
-namespace zeropage::offload::cuda {
+namespace zeropage::optim::cuda {
 
 // Elements that a thread steps together: what the narrowest of them is in 16 bytes.
 template <typename Gradient, typename Copy>
@@ -47,7 +47,8 @@ struct Group {
       float of_element[kMostStates] = {};
 #pragma unroll
       for (int state = 0; state < Rule::kStates; ++state) of_element[state] = states[state].at[k];
-      const float scaled = rounded::multiply(to_float(gradient.at[k]), stretch.gradient_scale);
+      const float scaled =
+          optim::rounded::multiply(to_float(gradient.at[k]), stretch.gradient_scale);
       values.at[k] = rule.apply(values.at[k], scaled, of_element);
       assign(copies.at[k], values.at[k]);
 #pragma unroll
@@ -73,7 +74,7 @@ __device__ __forceinline__ void update_one(const Rule& rule, const FlatStretch& 
   float states[kMostStates] = {};
 #pragma unroll
   for (int state = 0; state < Rule::kStates; ++state) states[state] = stretch.states[state][i];
-  const float gradient = rounded::multiply(
+  const float gradient = optim::rounded::multiply(
       to_float(static_cast<const Gradient*>(stretch.gradient)[i]), stretch.gradient_scale);
   float before = stretch.values[i];
   if constexpr (!std::is_same_v<Copy, NoCopy>) {
@@ -92,4 +93,4 @@ __device__ __forceinline__ void update_one(const Rule& rule, const FlatStretch& 
   }
 }
 
-}  // namespace zeropage::offload::cuda
+}  // namespace zeropage::optim::cuda

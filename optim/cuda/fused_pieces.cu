@@ -5,7 +5,7 @@
 #include "optim/cuda/fused_step.h"
 #include "optim/cuda/launch.cuh"
 
-namespace zeropage::offload::cuda {
+namespace zeropage::optim::cuda {
 namespace {
 
 static_assert(kTileNumel == int64_t{kThreads} * kInFlight);
@@ -161,4 +161,4 @@ void fused_step_of_pieces(const UpdateRule& rule, const FlatStretch& stretch,
   }
 }
 
-}  // namespace zeropage::offload::cuda
+}  // namespace zeropage::optim::cuda

@@ -5,7 +5,7 @@
 #include "optim/cuda/fused_step.h"
 #include "optim/cuda/launch.cuh"
 
-namespace zeropage::offload::cuda {
+namespace zeropage::optim::cuda {
 namespace {
 
 // Elements [head, head + kTogether groups) are aligned in every pointer; the others go one by one.
@@ -102,4 +102,4 @@ void fused_step(const UpdateRule& rule, const FlatStretch& stretch, void* stream
       rule);
 }
 
-}  // namespace zeropage::offload::cuda
+}  // namespace zeropage::optim::cuda

@@ -12,7 +12,7 @@
 #include "optim/piece_list.h"
 #include "optim/update_rule.h"
 
-namespace zeropage::offload::cuda {
+namespace zeropage::optim::cuda {
 
 bool is_built();
 
@@ -26,4 +26,4 @@ void fused_step_of_pieces(const UpdateRule& rule, const FlatStretch& stretch, co
 void fused_step_of_pieces(const UpdateRule& rule, const FlatStretch& stretch,
                           std::span<const ListedPiece> pieces, void* stream);
 
-}  // namespace zeropage::offload::cuda
+}  // namespace zeropage::optim::cuda

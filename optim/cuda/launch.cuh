@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-namespace zeropage::offload::cuda {
+namespace zeropage::optim::cuda {
 
 inline constexpr int kThreads = 256;
 // Enough waves that the last one, which fills the device in part, counts for little; few enough
@@ -56,4 +56,4 @@ void launch(const Launch& how, void (*kernel)(Parameters...), Arguments&&... arg
   check(error, how.what);
 }
 
-}  // namespace zeropage::offload::cuda
+}  // namespace zeropage::optim::cuda

@@ -6,7 +6,7 @@
 #include "optim/cuda/vectors.cuh"
 #include "optim/packed_stretch.h"
 
-namespace zeropage::offload::cuda {
+namespace zeropage::optim::cuda {
 
 // A warp steps a block of elements, each of its lanes eight behind each other.
 inline constexpr int kWarp = 32;
@@ -169,7 +169,7 @@ struct Lane {
       float of_element[kMostStates] = {};
 #pragma unroll
       for (int state = 0; state < kStates; ++state) of_element[state] = states[state][k];
-      const float gradient = rounded::multiply(to_float(gradients.at[k]), gradient_scale);
+      const float gradient = optim::rounded::multiply(to_float(gradients.at[k]), gradient_scale);
       values.at[k] = rule.apply(values.at[k], gradient, of_element);
 #pragma unroll
       for (int state = 0; state < kStates; ++state) states[state][k] = of_element[state];
@@ -260,4 +260,4 @@ struct Lane {
   }
 };
 
-}  // namespace zeropage::offload::cuda
+}  // namespace zeropage::optim::cuda

@@ -6,7 +6,7 @@
 #include "optim/cuda/packed_lane.cuh"
 #include "optim/cuda/packed_step.h"
 
-namespace zeropage::offload::cuda {
+namespace zeropage::optim::cuda {
 namespace {
 
 constexpr int kWarps = kThreads / kWarp;
@@ -183,4 +183,4 @@ void packed_step(const UpdateRule& rule, const PackedStretch& stretch, void* str
       rule);
 }
 
-}  // namespace zeropage::offload::cuda
+}  // namespace zeropage::optim::cuda

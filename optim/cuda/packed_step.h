@@ -5,8 +5,8 @@
 #include "optim/packed_stretch.h"
 #include "optim/update_rule.h"
 
-namespace zeropage::offload::cuda {
+namespace zeropage::optim::cuda {
 
 void packed_step(const UpdateRule& rule, const PackedStretch& stretch, void* stream);
 
-}  // namespace zeropage::offload::cuda
+}  // namespace zeropage::optim::cuda

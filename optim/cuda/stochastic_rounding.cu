@@ -2,7 +2,7 @@
 #include "optim/cuda/stochastic_rounding.h"
 #include "optim/cuda/vectors.cuh"
 
-namespace zeropage::offload::cuda {
+namespace zeropage::optim::cuda {
 namespace {
 
 // from, to: of the block's first lane; every lane is there, and both are aligned to 16 bytes.
@@ -55,4 +55,4 @@ void round_stochastically(const float* from, BFloat16Bits* to, int64_t numel,
          round_all, from, to, numel, place, aligned);
 }
 
-}  // namespace zeropage::offload::cuda
+}  // namespace zeropage::optim::cuda

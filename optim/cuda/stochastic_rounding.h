@@ -5,9 +5,9 @@
 
 #include "optim/rounding_place.h"
 
-namespace zeropage::offload::cuda {
+namespace zeropage::optim::cuda {
 
 void round_stochastically(const float* from, BFloat16Bits* to, int64_t numel,
                           const RoundingPlace& place, void* stream);
 
-}  // namespace zeropage::offload::cuda
+}  // namespace zeropage::optim::cuda

@@ -7,7 +7,7 @@
 #include <cuda_runtime.h>
 #include <type_traits>
 
-namespace zeropage::offload::cuda {
+namespace zeropage::optim::cuda {
 
 template <typename Element, int kCount>
 struct Elements {
@@ -49,4 +49,4 @@ __host__ __device__ __forceinline__ bool is_aligned(const Element* pointer, int6
   return address % sizeof(VectorOf<Element, kCount>) == 0;
 }
 
-}  // namespace zeropage::offload::cuda
+}  // namespace zeropage::optim::cuda

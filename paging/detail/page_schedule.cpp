@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-namespace zeropage::memory::detail {
+namespace zeropage::paging::detail {
 namespace {
 
 // Looking further ahead than this costs more than it finds.
@@ -119,4 +119,4 @@ void PageSchedule::drop_surplus(std::span<const PageUse> unpinned) {
   }
 }
 
-}  // namespace zeropage::memory::detail
+}  // namespace zeropage::paging::detail

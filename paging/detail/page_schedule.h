@@ -16,7 +16,7 @@
 #include "paging/pager_options.h"
 #include "paging/trace.h"
 
-namespace zeropage::memory::detail {
+namespace zeropage::paging::detail {
 
 class PageSchedule {
  public:
@@ -51,4 +51,4 @@ class PageSchedule {
   Trace* trace_ = &traces_[0];
 };
 
-}  // namespace zeropage::memory::detail
+}  // namespace zeropage::paging::detail

@@ -12,7 +12,7 @@
 #include "zeropage/check.h"
 #include "zeropage/event_sink.h"
 
-namespace zeropage::memory::detail {
+namespace zeropage::paging::detail {
 
 // Operators that bring pages, and take them away, are no part of the forward that somebody may be recording: hence the
 // scopes without an interceptor. A page may go behind an operator whose own operators are seen.
@@ -63,30 +63,31 @@ bool ResidentPages::may_go(size_t index) const {
 }
 
 void ResidentPages::start_fetch(size_t index) {
-  const NamedRange range("Pager::start_fetch");
-  const OwnerScope owner("page fetch", pages_[index]->name());
+  const device::NamedRange range("Pager::start_fetch");
+  const memory::OwnerScope owner("page fetch", pages_[index]->name());
   // The buffer serves operators of any mode.
   const c10::InferenceMode no_inference(false);
-  const InterceptorScope unseen(nullptr);
+  const operators::InterceptorScope unseen(nullptr);
   const at::NoGradGuard no_grad;
   Page& page = *pages_[index];
   try {
     page.begin_fetch(source_->start_fetch(index));
   } catch (c10::Error& error) {
-    error.add_context(c10::str(owner_prefix(), "fetching ", what_, " page \"", page.name(), "\""));
+    error.add_context(
+        c10::str(memory::owner_prefix(), "fetching ", what_, " page \"", page.name(), "\""));
     throw;
   }
   note_arrival(index);
   statistics.bytes_gathered += page.bytes();
-  tell_of(PageChange::kFetching, page);
+  tell_of(memory::PageChange::kFetching, page);
 }
 
 void ResidentPages::await(std::unique_lock<std::mutex>& lock, size_t index) {
   Page& page = *pages_[index];
   if (page.state() != Page::State::kFetching) return;
-  const NamedRange range("Pager::await");
-  const OwnerScope owner("page", page.name());
-  const Pending arrival = page.arrival();
+  const device::NamedRange range("Pager::await");
+  const memory::OwnerScope owner("page", page.name());
+  const memory::Pending arrival = page.arrival();
   const auto start = std::chrono::steady_clock::now();
   lock.unlock();
   try {
@@ -104,7 +105,7 @@ void ResidentPages::await(std::unique_lock<std::mutex>& lock, size_t index) {
 }
 
 void ResidentPages::write_back(size_t index) {
-  const InterceptorScope unseen(nullptr);
+  const operators::InterceptorScope unseen(nullptr);
   const at::NoGradGuard no_grad;
   Page& page = *pages_[index];
   if (page.state() != Page::State::kDirty) return;
@@ -113,11 +114,11 @@ void ResidentPages::write_back(size_t index) {
 }
 
 void ResidentPages::drop(size_t index) {
-  const NamedRange range("Pager::drop");
-  const InterceptorScope unseen(nullptr);
+  const device::NamedRange range("Pager::drop");
+  const operators::InterceptorScope unseen(nullptr);
   const at::NoGradGuard no_grad;
   Page& page = *pages_[index];
-  const OwnerScope owner("page", page.name());
+  const memory::OwnerScope owner("page", page.name());
   if (page.state() == Page::State::kFetching) {
     // Its buffer is in use until the fetch has ended. If that failed, nobody was to use it.
     try {
@@ -133,27 +134,27 @@ void ResidentPages::drop(size_t index) {
   page.evict();
   note_departure(index);
   ++statistics.evictions;
-  tell_of(PageChange::kEvicted, page);
+  tell_of(memory::PageChange::kEvicted, page);
 }
 
 void ResidentPages::abandon(size_t index) {
-  const InterceptorScope unseen(nullptr);
+  const operators::InterceptorScope unseen(nullptr);
   Page& page = *pages_[index];
   source_->end_use(index);
   page.abandon_fetch();
   note_departure(index);
-  tell_of(PageChange::kEvicted, page);
+  tell_of(memory::PageChange::kEvicted, page);
 }
 
 void ResidentPages::finish_fetch(Page& page) const {
   page.finish_fetch();
-  tell_of(PageChange::kResident, page);
+  tell_of(memory::PageChange::kResident, page);
 }
 
-void ResidentPages::tell_of(PageChange change, const Page& page) const {
-  if (const auto sink = current_sink()) {
+void ResidentPages::tell_of(memory::PageChange change, const Page& page) const {
+  if (const auto sink = memory::current_sink()) {
     sink->on_page({.change = change, .pages = what_, .page = page.name(), .bytes = page.bytes()});
   }
 }
 
-}  // namespace zeropage::memory::detail
+}  // namespace zeropage::paging::detail

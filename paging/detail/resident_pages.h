@@ -20,7 +20,7 @@
 #include "zeropage/detail/paging_statistics.h"
 #include "zeropage/event_sink.h"
 
-namespace zeropage::memory::detail {
+namespace zeropage::paging::detail {
 
 class ResidentPages {
  public:
@@ -60,13 +60,13 @@ class ResidentPages {
   void abandon(size_t page);
 
   // Counts fetches and evictions; the pager counts faults and prefetches.
-  PagingStatistics statistics;
+  memory::PagingStatistics statistics;
 
  private:
   void note_arrival(size_t page);
   void note_departure(size_t page);
   void finish_fetch(Page& page) const;
-  void tell_of(PageChange change, const Page& page) const;
+  void tell_of(memory::PageChange change, const Page& page) const;
 
   const std::unique_ptr<PageSource> source_;
   const std::string what_;
@@ -77,4 +77,4 @@ class ResidentPages {
   int64_t bytes_ = 0;
 };
 
-}  // namespace zeropage::memory::detail
+}  // namespace zeropage::paging::detail

@@ -8,7 +8,7 @@
 
 #include "zeropage/schedule.h"
 
-namespace zeropage::parallel {
+namespace zeropage::pipeline {
 
 struct Message {
   enum class What : uint8_t { kActivation, kGradient };
@@ -20,8 +20,10 @@ struct Message {
   int sending_stage() const { return what == What::kActivation ? boundary : boundary + 1; }
   int receiving_stage() const { return what == What::kActivation ? boundary + 1 : boundary; }
   // The ranks that have these stages.
-  int sender(const ActionLists& lists) const { return sending_stage() % lists.ranks(); }
-  int receiver(const ActionLists& lists) const { return receiving_stage() % lists.ranks(); }
+  int sender(const parallel::ActionLists& lists) const { return sending_stage() % lists.ranks(); }
+  int receiver(const parallel::ActionLists& lists) const {
+    return receiving_stage() % lists.ranks();
+  }
 
   friend auto operator<=>(const Message&, const Message&) = default;
 };
@@ -29,7 +31,9 @@ struct Message {
 // What the action of that rank waits for, and what it sends when it ends. The first stage receives no activation, the last no
 // gradient, and a weight gradient neither receives nor sends. Where a rank has both stages (a pipeline of one), the message does not
 // leave it.
-std::optional<Message> received_by(const ActionLists& lists, int rank, const Action& action);
-std::optional<Message> sent_by(const ActionLists& lists, int rank, const Action& action);
+std::optional<Message> received_by(const parallel::ActionLists& lists, int rank,
+                                   const parallel::Action& action);
+std::optional<Message> sent_by(const parallel::ActionLists& lists, int rank,
+                               const parallel::Action& action);
 
-}  // namespace zeropage::parallel
+}  // namespace zeropage::pipeline

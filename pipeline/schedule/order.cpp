@@ -10,19 +10,19 @@
 #include "pipeline/schedule/detail/walk.h"
 #include "pipeline/schedule/message.h"
 
-namespace zeropage::parallel {
+namespace zeropage::pipeline {
 namespace {
 
 std::string rank_words(int rank) {
   return "rank " + std::to_string(rank) + " of the pipeline";
 }
 
-std::string action_words(const ActionLists& lists, int rank, size_t index) {
-  const Action& action = lists.of_rank[static_cast<size_t>(rank)][index];
-  return "action " + std::to_string(index) + " (" + describe(action, lists.chunks) + ")";
+std::string action_words(const parallel::ActionLists& lists, int rank, size_t index) {
+  const parallel::Action& action = lists.of_rank[static_cast<size_t>(rank)][index];
+  return "action " + std::to_string(index) + " (" + parallel::describe(action, lists.chunks) + ")";
 }
 
-[[noreturn]] void refuse_action(const ActionLists& lists, int rank, size_t index,
+[[noreturn]] void refuse_action(const parallel::ActionLists& lists, int rank, size_t index,
                                 const std::string& words) {
   throw std::invalid_argument(rank_words(rank) + ", " + action_words(lists, rank, index) + ": " +
                               words);
@@ -33,27 +33,27 @@ std::string action_words(const ActionLists& lists, int rank, size_t index) {
 // How far a micro-batch has come through a chunk.
 enum class Passed : uint8_t { kNothing, kForward, kInputGradient, kAll };
 
-Passed after(ActionKind kind) {
+Passed after(parallel::ActionKind kind) {
   switch (kind) {
-    case ActionKind::kForward:
+    case parallel::ActionKind::kForward:
       return Passed::kForward;
-    case ActionKind::kInputGradient:
+    case parallel::ActionKind::kInputGradient:
       return Passed::kInputGradient;
-    case ActionKind::kBackward:
-    case ActionKind::kWeightGradient:
+    case parallel::ActionKind::kBackward:
+    case parallel::ActionKind::kWeightGradient:
       break;
   }
   return Passed::kAll;
 }
 
-Passed needed_before(ActionKind kind) {
+Passed needed_before(parallel::ActionKind kind) {
   switch (kind) {
-    case ActionKind::kForward:
+    case parallel::ActionKind::kForward:
       return Passed::kNothing;
-    case ActionKind::kBackward:
-    case ActionKind::kInputGradient:
+    case parallel::ActionKind::kBackward:
+    case parallel::ActionKind::kInputGradient:
       return Passed::kForward;
-    case ActionKind::kWeightGradient:
+    case parallel::ActionKind::kWeightGradient:
       break;
   }
   return Passed::kInputGradient;
@@ -73,11 +73,11 @@ std::string words_for(Passed passed) {
   return "all of its backward";
 }
 
-void check_list(const ActionLists& lists, int rank) {
-  const std::vector<Action>& actions = lists.of_rank[static_cast<size_t>(rank)];
+void check_list(const parallel::ActionLists& lists, int rank) {
+  const std::vector<parallel::Action>& actions = lists.of_rank[static_cast<size_t>(rank)];
   std::map<std::pair<int, int>, Passed> passed;
   for (size_t index = 0; index < actions.size(); ++index) {
-    const Action& action = actions[index];
+    const parallel::Action& action = actions[index];
     if (action.chunk < 0 || action.chunk >= lists.chunks || action.micro_batch < 0 ||
         action.micro_batch >= lists.micro_batches) {
       refuse_action(lists, rank, index,
@@ -112,7 +112,7 @@ using Link = std::tuple<Message::What, int, int>;
 
 class Run {
  public:
-  explicit Run(const ActionLists& lists) : lists_(lists) {}
+  explicit Run(const parallel::ActionLists& lists) : lists_(lists) {}
 
   void to_the_end() {
     next_ = walk(lists_, [this](int rank, size_t index) { return step(rank, index); });
@@ -122,7 +122,7 @@ class Run {
   }
 
  private:
-  const std::vector<Action>& actions(int rank) const {
+  const std::vector<parallel::Action>& actions(int rank) const {
     return lists_.of_rank[static_cast<size_t>(rank)];
   }
   size_t next(int rank) const { return next_[static_cast<size_t>(rank)]; }
@@ -133,7 +133,7 @@ class Run {
 
   // Does an action, if its message is there.
   bool step(int rank, size_t index) {
-    const Action& action = actions(rank)[index];
+    const parallel::Action& action = actions(rank)[index];
     if (const auto message = received_by(lists_, rank, action)) {
       std::deque<Message>& sent = links_[link_of(*message)];
       const auto found = std::find(sent.begin(), sent.end(), *message);
@@ -175,16 +175,16 @@ class Run {
     return "its " + action_words(lists_, sender, index);
   }
 
-  const ActionLists& lists_;
+  const parallel::ActionLists& lists_;
   std::vector<size_t> next_;  // [ranks], of each rank's list
   std::map<Link, std::deque<Message>> links_;
 };
 
 }  // namespace
 
-void check_order(const ActionLists& lists) {
+void check_order(const parallel::ActionLists& lists) {
   for (int rank = 0; rank < lists.ranks(); ++rank) check_list(lists, rank);
   Run(lists).to_the_end();
 }
 
-}  // namespace zeropage::parallel
+}  // namespace zeropage::pipeline

@@ -3,7 +3,7 @@
 
 #include "zeropage/schedule.h"
 
-namespace zeropage::parallel {
+namespace zeropage::pipeline {
 
 // Throws std::invalid_argument, and names the rank and the action,
 // * unless every rank does the forward of each micro-batch through each of its chunks once, and after it the backward, or the gradient
@@ -11,6 +11,6 @@ namespace zeropage::parallel {
 // * unless the ranks come to the end: a rank waits for a message until it was sent, and sends without waiting. The error says who
 //   waits for what, around the circle;
 // * unless each rank receives the messages of one kind from another rank in the order in which they are sent.
-void check_order(const ActionLists& lists);
+void check_order(const parallel::ActionLists& lists);
 
-}  // namespace zeropage::parallel
+}  // namespace zeropage::pipeline

@@ -12,7 +12,7 @@
 #include "pipeline/schedule/message.h"
 #include "pipeline/schedule/order.h"
 
-namespace zeropage::parallel {
+namespace zeropage::pipeline {
 namespace {
 
 double checked_seconds(double seconds, const std::string& who) {
@@ -26,11 +26,11 @@ double checked_seconds(double seconds, const std::string& who) {
 // The clocks of the ranks and of what passes between them.
 class Clocks {
  public:
-  Clocks(const ActionLists& lists, double transfer_s)
+  Clocks(const parallel::ActionLists& lists, double transfer_s)
       : lists_(lists), transfer_s_(transfer_s), free_at_(static_cast<size_t>(lists.ranks()), 0) {}
 
   // When the rank can begin its next action; none while its message was not sent. Called again only where it is none.
-  std::optional<double> ready_at(int rank, const Action& action) {
+  std::optional<double> ready_at(int rank, const parallel::Action& action) {
     const double free = free_at_[static_cast<size_t>(rank)];
     const auto message = received_by(lists_, rank, action);
     if (!message) return free;
@@ -39,7 +39,7 @@ class Clocks {
     return std::max(free, arrival.mapped());
   }
 
-  void end(int rank, const Action& action, double end_s) {
+  void end(int rank, const parallel::Action& action, double end_s) {
     free_at_[static_cast<size_t>(rank)] = end_s;
     const auto message = sent_by(lists_, rank, action);
     if (!message) return;
@@ -54,7 +54,7 @@ class Clocks {
   }
 
  private:
-  const ActionLists& lists_;
+  const parallel::ActionLists& lists_;
   double transfer_s_;
   std::vector<double> free_at_;                                         // [ranks]
   std::map<Message, double> arrivals_;                                  // that nobody has received
@@ -63,45 +63,46 @@ class Clocks {
 
 }  // namespace
 
-double StageSeconds::of(ActionKind kind) const {
+double StageSeconds::of(parallel::ActionKind kind) const {
   switch (kind) {
-    case ActionKind::kForward:
+    case parallel::ActionKind::kForward:
       return forward;
-    case ActionKind::kBackward:
+    case parallel::ActionKind::kBackward:
       return input_gradient + weight_gradient;
-    case ActionKind::kInputGradient:
+    case parallel::ActionKind::kInputGradient:
       return input_gradient;
-    case ActionKind::kWeightGradient:
+    case parallel::ActionKind::kWeightGradient:
       break;
   }
   return weight_gradient;
 }
 
-SimulatedStep simulate(const ActionLists& lists,
-                       const std::function<double(int rank, const Action& action)>& seconds_of,
-                       double transfer_s) {
+SimulatedStep simulate(
+    const parallel::ActionLists& lists,
+    const std::function<double(int rank, const parallel::Action& action)>& seconds_of,
+    double transfer_s) {
   check_order(lists);
   Clocks clocks(lists, checked_seconds(transfer_s, "the transfer of a message"));
   SimulatedStep step;
   step.timeline.resize(lists.of_rank.size());
   walk(lists, [&](int rank, size_t index) {
-    const Action& action = lists.of_rank[static_cast<size_t>(rank)][index];
+    const parallel::Action& action = lists.of_rank[static_cast<size_t>(rank)][index];
     const auto begin = clocks.ready_at(rank, action);
     if (!begin) return false;
-    const double seconds =
-        checked_seconds(seconds_of(rank, action), "the " + describe(action, lists.chunks) +
-                                                      " of rank " + std::to_string(rank));
+    const double seconds = checked_seconds(
+        seconds_of(rank, action),
+        "the " + parallel::describe(action, lists.chunks) + " of rank " + std::to_string(rank));
     step.timeline[static_cast<size_t>(rank)].push_back({action, *begin, *begin + seconds});
     clocks.end(rank, action, *begin + seconds);
     return true;
   });
   step.makespan_s = makespan_s(step.timeline);
-  step.bubble = bubble_fraction(step.timeline);
+  step.bubble = parallel::bubble_fraction(step.timeline);
   step.peak_activations = peak_activations(lists);
   return step;
 }
 
-SimulatedStep simulate(const ActionLists& lists, const std::vector<StageSeconds>& stages,
+SimulatedStep simulate(const parallel::ActionLists& lists, const std::vector<StageSeconds>& stages,
                        double transfer_s) {
   if (stages.size() != 1 && static_cast<int>(stages.size()) != lists.stages()) {
     throw std::invalid_argument("simulation: expected the seconds of one stage, or of each of " +
@@ -110,11 +111,11 @@ SimulatedStep simulate(const ActionLists& lists, const std::vector<StageSeconds>
   }
   return simulate(
       lists,
-      [&](int rank, const Action& action) {
+      [&](int rank, const parallel::Action& action) {
         const auto stage = static_cast<size_t>(lists.stage(rank, action.chunk));
         return stages[stages.size() == 1 ? 0 : stage].of(action.kind);
       },
       transfer_s);
 }
 
-}  // namespace zeropage::parallel
+}  // namespace zeropage::pipeline

@@ -6,7 +6,7 @@
 
 #include "zeropage/schedule.h"
 
-namespace zeropage::parallel {
+namespace zeropage::pipeline {
 
 // How long a stage computes, in seconds. A backward takes both gradients' time.
 struct StageSeconds {
@@ -14,11 +14,11 @@ struct StageSeconds {
   double input_gradient = 0;
   double weight_gradient = 0;
 
-  double of(ActionKind kind) const;
+  double of(parallel::ActionKind kind) const;
 };
 
 struct SimulatedStep {
-  Timeline timeline;
+  parallel::Timeline timeline;
   double makespan_s = 0;
   double bubble = 0;                     // bubble_fraction(timeline)
   std::vector<double> peak_activations;  // [ranks], in micro-batches
@@ -29,12 +29,13 @@ struct SimulatedStep {
 // takes no time. Throws what check_order throws, and for a duration that is negative or not finite.
 //
 // seconds_of: what an action takes on that rank; a run's measured time, for example.
-SimulatedStep simulate(const ActionLists& lists,
-                       const std::function<double(int rank, const Action& action)>& seconds_of,
-                       double transfer_s = 0);
+SimulatedStep simulate(
+    const parallel::ActionLists& lists,
+    const std::function<double(int rank, const parallel::Action& action)>& seconds_of,
+    double transfer_s = 0);
 
 // stages: of each stage [ranks x chunks], or one for all.
-SimulatedStep simulate(const ActionLists& lists, const std::vector<StageSeconds>& stages,
+SimulatedStep simulate(const parallel::ActionLists& lists, const std::vector<StageSeconds>& stages,
                        double transfer_s = 0);
 
-}  // namespace zeropage::parallel
+}  // namespace zeropage::pipeline

@@ -5,7 +5,7 @@
 #include "zeropage/check.h"
 #include "zeropage/state_error.h"
 
-namespace zeropage::detail {
+namespace zeropage::saving {
 namespace {
 
 using nlohmann::json;
@@ -74,4 +74,4 @@ void throw_alike(const comm::World& world, const std::string& topic,
   settle(world, topic, nullptr, error, [](const auto&) { return nullptr; });
 }
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::saving

@@ -9,7 +9,7 @@
 
 #include "zeropage/world.h"
 
-namespace zeropage::detail {
+namespace zeropage::saving {
 
 // Every rank gives what it has, or the error that it met; rank 0 makes one answer of all. Where a rank
 // has an error, or rank 0 meets one, nothing is decided and all throw it: state::StateError, "rank 1: "
@@ -25,4 +25,4 @@ void throw_alike(const comm::World& world, const std::string& topic,
 // Null if action ends.
 std::exception_ptr error_of(const std::function<void()>& action);
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::saving

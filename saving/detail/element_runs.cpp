@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <vector>
 
-namespace zeropage::detail {
+namespace zeropage::saving {
 namespace {
 
 // A slice lies in blocks: of each index of the dimensions before the cut one, a block for each part.
 class SliceBlocks {
  public:
-  SliceBlocks(const ParameterSlice& slice, at::IntArrayRef sizes) {
+  SliceBlocks(const zero::ParameterSlice& slice, at::IntArrayRef sizes) {
     int64_t inner = 1;
     for (size_t dim = sizes.size(); dim-- > static_cast<size_t>(slice.cut.dim()) + 1;) {
       inner *= sizes[dim];
@@ -49,7 +49,7 @@ class SliceBlocks {
 
 }  // namespace
 
-void for_each_run(const PlacedParameter& placed, const Range& in_page,
+void for_each_run(const zero::PlacedParameter& placed, const Range& in_page,
                   const std::function<void(const ElementRun&)>& visit) {
   const at::Tensor& tensor = placed.parameter.tensor;
   const auto& slice = placed.parameter.slice;
@@ -82,4 +82,4 @@ void for_each_run(const PlacedParameter& placed, const Range& in_page,
   }
 }
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::saving

@@ -7,7 +7,7 @@
 
 #include "zero/pages/parameter_pages.h"
 
-namespace zeropage::detail {
+namespace zeropage::saving {
 
 // Elements that follow each other in both.
 struct ElementRun {
@@ -19,7 +19,7 @@ struct ElementRun {
 // Calls visit for what of the parameter lies in the range of its page, in the order of the tensor. A
 // contiguous parameter is one run; of one with other strides a run may be one element. Of a slice of its last
 // dimension every row is one.
-void for_each_run(const PlacedParameter& placed, const Range& in_page,
+void for_each_run(const zero::PlacedParameter& placed, const Range& in_page,
                   const std::function<void(const ElementRun&)>& visit);
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::saving

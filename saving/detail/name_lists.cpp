@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace zeropage::detail {
+namespace zeropage::saving {
 namespace {
 
 constexpr size_t kMostNames = 20;
@@ -18,4 +18,4 @@ std::string list_of(const char* what, const std::vector<std::string>& names) {
   return names.size() > kMostNames ? list + ", ..." : list;
 }
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::saving

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-namespace zeropage::detail {
+namespace zeropage::saving {
 
 // "" for none, else a line "\n  3 missing in it: a, b, c": the first twenty.
 std::string list_of(const char* what, const std::vector<std::string>& names);
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::saving

@@ -8,7 +8,7 @@
 #include "saving/detail/element_runs.h"
 #include "zeropage/ledger.h"
 
-namespace zeropage::detail {
+namespace zeropage::saving {
 namespace {
 
 // Most elements that are converted, or copied to a device, at once.
@@ -30,8 +30,8 @@ void read_as(at::ScalarType dtype, int64_t first, const at::Tensor& to, const Re
   }
 }
 
-void fill_owned(const ParameterPages& pages, const PlacedParameter& placed,
-                const MasterWeights::Owned& owned, const StoredValues& stored) {
+void fill_owned(const zero::ParameterPages& pages, const zero::PlacedParameter& placed,
+                const zero::MasterWeights::Owned& owned, const StoredValues& stored) {
   const Range own = pages.owned(placed.page);
   const auto part = [&](const at::Tensor& of_owned, const ElementRun& run) {
     return of_owned.narrow(0, run.in_page - own.begin, run.numel);
@@ -40,7 +40,7 @@ void fill_owned(const ParameterPages& pages, const PlacedParameter& placed,
     for_each_run(placed, own, [&](const ElementRun& run) {
       const at::Tensor wide = at::empty({run.numel}, at::kFloat);
       stored.exact(run.in_whole, wide);
-      const offload::SplitValues split = offload::split_values(wide.to(owned.values.device()));
+      const optim::SplitValues split = optim::split_values(wide.to(owned.values.device()));
       part(owned.values, run).copy_(split.high);
       part(owned.remainders, run).copy_(split.low);
     });
@@ -57,4 +57,4 @@ void fill_owned(const ParameterPages& pages, const PlacedParameter& placed,
                [&](const ElementRun& run) { stored.exact(run.in_whole, part(owned.copy, run)); });
 }
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::saving

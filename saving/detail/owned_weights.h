@@ -11,7 +11,7 @@
 #include "zero/pages/master_weights.h"
 #include "zero/pages/parameter_pages.h"
 
-namespace zeropage::detail {
+namespace zeropage::saving {
 
 // Fills a flat tensor with a parameter's elements from `first` on, in row-major order of the whole parameter.
 using ReadElements = std::function<void(int64_t first, const at::Tensor& to)>;
@@ -30,7 +30,7 @@ struct StoredValues {
 };
 
 // owned: of the parameter's page.
-void fill_owned(const ParameterPages& pages, const PlacedParameter& placed,
-                const MasterWeights::Owned& owned, const StoredValues& stored);
+void fill_owned(const zero::ParameterPages& pages, const zero::PlacedParameter& placed,
+                const zero::MasterWeights::Owned& owned, const StoredValues& stored);
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::saving

@@ -6,7 +6,7 @@
 #include "zeropage/detail/model_ref.h"
 #include "zeropage/saving.h"
 
-namespace zeropage::detail {
+namespace zeropage::saving {
 
 // Whether rank 0 finds such a file, or an index of some, and no folder of states. Collective.
 bool is_plain_weights(const comm::World& texts, const std::filesystem::path& path);
@@ -15,4 +15,4 @@ bool is_plain_weights(const comm::World& texts, const std::filesystem::path& pat
 LoadReport load_plain_weights(const std::filesystem::path& path, const ModelRef& model,
                               const LoadOptions& options);
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::saving

@@ -4,7 +4,7 @@
 #include "zeropage/accumulator.h"
 #include "zeropage/check.h"
 
-namespace zeropage::detail {
+namespace zeropage::saving {
 namespace {
 
 using nlohmann::json;
@@ -37,9 +37,9 @@ json progress_json(const RunState& run) {
   json progress = {{"samples", run.samples}, {"values", run.values}};
   if (run.accumulator != nullptr) {
     const auto& scaler = run.accumulator->loss_scaler();
-    progress["loss_scaler"] = saved_json("LossScaler", [&](auto& to) { scaler.save(to); });
+    progress["loss_scaler"] = zero::saved_json("LossScaler", [&](auto& to) { scaler.save(to); });
     if (const auto* const spikes = run.accumulator->norm_spikes()) {
-      progress["norm_spikes"] = saved_json("NormSpikes", [&](auto& to) { spikes->save(to); });
+      progress["norm_spikes"] = zero::saved_json("NormSpikes", [&](auto& to) { spikes->save(to); });
     }
   }
   if (run.scheduler != nullptr) {
@@ -54,12 +54,12 @@ void take_over(const json& progress, RunState& run) {
   run.values = progress.at("values").get<std::map<std::string, std::string>>();
   if (run.accumulator != nullptr && progress.contains("loss_scaler")) {
     auto& scaler = run.accumulator->loss_scaler();
-    load_json(progress["loss_scaler"], [&](auto& from) { scaler.load(from); });
+    zero::load_json(progress["loss_scaler"], [&](auto& from) { scaler.load(from); });
   }
   if (run.accumulator != nullptr && run.accumulator->norm_spikes() != nullptr &&
       progress.contains("norm_spikes")) {
     auto& spikes = *run.accumulator->norm_spikes();
-    load_json(progress["norm_spikes"], [&](auto& from) { spikes.load(from); });
+    zero::load_json(progress["norm_spikes"], [&](auto& from) { spikes.load(from); });
   }
   if (run.scheduler != nullptr && progress.contains("scheduler")) {
     OpenScheduler::step_count(*run.scheduler) = progress["scheduler"].at("step_count");
@@ -86,4 +86,4 @@ void match_extras(const json& progress, const RunState& run, LoadReport& report)
   }
 }
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::saving

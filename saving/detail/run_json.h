@@ -7,7 +7,7 @@
 
 #include "zeropage/saving.h"
 
-namespace zeropage::detail {
+namespace zeropage::saving {
 
 // samples, loss_scaler, norm_spikes, scheduler, values and extras, as far as the run has them.
 nlohmann::json progress_json(const RunState& run);
@@ -16,4 +16,4 @@ void match_extras(const nlohmann::json& progress, const RunState& run, LoadRepor
 // Gives it back. What the run has no place for stays where it is.
 void take_over(const nlohmann::json& progress, RunState& run);
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::saving

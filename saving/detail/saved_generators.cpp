@@ -13,7 +13,7 @@
 #include "zero/setup/sharded_model.h"
 #include "zeropage/check.h"
 
-namespace zeropage::detail {
+namespace zeropage::saving {
 namespace {
 
 using nlohmann::json;
@@ -124,10 +124,10 @@ Sizes sizes_of(const json& saved) {
 }  // namespace
 
 json own_generators(const ModelRef& model) {
-  const ParameterPages& pages = *model->sharded().pages;
+  const zero::ParameterPages& pages = *model->sharded().pages;
   json places = json::array(), sizes = json::array();
   for (const comm::World* world :
-       {&std::as_const(model->world()), pipeline_world_of(pages), pages.tensor_world()}) {
+       {&std::as_const(model->world()), zero::pipeline_world_of(pages), pages.tensor_world()}) {
     places.push_back(world == nullptr ? 0 : world->rank());
     sizes.push_back(world == nullptr ? 1 : world->size());
   }
@@ -192,4 +192,4 @@ void set_generators(const json& saved, const json& own, const ModelRef& model) {
   if (device.is_cuda() && states.contains("device")) set_state(device, states["device"]);
 }
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::saving

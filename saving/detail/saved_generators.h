@@ -12,7 +12,7 @@
 
 #include "zeropage/detail/model_ref.h"
 
-namespace zeropage::detail {
+namespace zeropage::saving {
 
 // This rank's places, and its generators as they are now.
 nlohmann::json own_generators(const ModelRef& model);
@@ -26,4 +26,4 @@ std::string reason_to_stay(const nlohmann::json& saved, const std::vector<nlohma
 // own: own_generators() of a model; its rank's generators go on where the state's did.
 void set_generators(const nlohmann::json& saved, const nlohmann::json& own, const ModelRef& model);
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::saving

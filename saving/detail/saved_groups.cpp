@@ -7,7 +7,7 @@
 #include "zero/update/sharded_updates.h"
 #include "zeropage/state_error.h"
 
-namespace zeropage::detail {
+namespace zeropage::saving {
 
 using nlohmann::json;
 
@@ -22,7 +22,7 @@ SavedGroups::SavedGroups(std::string state, const json& optimizer)
 }
 
 const json* SavedGroups::options_of(ShardedOptimizer& optimizer, size_t group,
-                                    const PlacedParameters& model_parameters,
+                                    const zero::PlacedParameters& model_parameters,
                                     const NameInState& in_state) const {
   if (optimizer_.at("class") != optimizer.class_name()) return nullptr;
   const json& groups = optimizer_.at("groups");
@@ -55,29 +55,30 @@ const json* SavedGroups::options_of(ShardedOptimizer& optimizer, size_t group,
   return found;
 }
 
-void SavedGroups::check(ShardedOptimizer& optimizer, const PlacedParameters& model_parameters,
+void SavedGroups::check(ShardedOptimizer& optimizer, const zero::PlacedParameters& model_parameters,
                         const NameInState& in_state) const {
   for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
     options_of(optimizer, group, model_parameters, in_state);
   }
 }
 
-void SavedGroups::load(ShardedOptimizer& optimizer, const PlacedParameters& model_parameters,
+void SavedGroups::load(ShardedOptimizer& optimizer, const zero::PlacedParameters& model_parameters,
                        const NameInState& in_state) const {
   for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
     const json* const saved = options_of(optimizer, group, model_parameters, in_state);
     if (saved == nullptr) continue;
     auto& options = optimizer.param_groups()[group].options();
-    load_json(*saved, [&](auto& from) { options.serialize(from); });
+    zero::load_json(*saved, [&](auto& from) { options.serialize(from); });
   }
 }
 
-void SavedGroups::tell_others(ShardedOptimizer& optimizer, const PlacedParameters& model_parameters,
+void SavedGroups::tell_others(ShardedOptimizer& optimizer,
+                              const zero::PlacedParameters& model_parameters,
                               const NameInState& in_state, std::vector<std::string>& notes) const {
   if (optimizer_.at("class") != optimizer.class_name()) return;
   const json& groups = optimizer_.at("groups");
   for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
-    const json own = saved_json(optimizer.class_name() + "Options", [&](auto& to) {
+    const json own = zero::saved_json(optimizer.class_name() + "Options", [&](auto& to) {
       optimizer.param_groups()[group].options().serialize(to);
     });
     std::set<std::string> different;
@@ -98,4 +99,4 @@ void SavedGroups::tell_others(ShardedOptimizer& optimizer, const PlacedParameter
   }
 }
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::saving

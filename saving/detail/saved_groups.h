@@ -15,7 +15,7 @@
 #include "zero/pages/placed_parameters.h"
 #include "zeropage/optimizer.h"
 
-namespace zeropage::detail {
+namespace zeropage::saving {
 
 class SavedGroups {
  public:
@@ -29,19 +29,19 @@ class SavedGroups {
   bool has(const std::string& name_in_state) const { return group_of_.contains(name_in_state); }
 
   // Throws where parameters of one group had different options. Changes nothing.
-  void check(ShardedOptimizer& optimizer, const PlacedParameters& model_parameters,
+  void check(ShardedOptimizer& optimizer, const zero::PlacedParameters& model_parameters,
              const NameInState& in_state) const;
   // Gives the groups their options. REQUIRES: check() did not throw.
-  void load(ShardedOptimizer& optimizer, const PlacedParameters& model_parameters,
+  void load(ShardedOptimizer& optimizer, const zero::PlacedParameters& model_parameters,
             const NameInState& in_state) const;
   // Adds a note for each group that has other options than its parameters had.
-  void tell_others(ShardedOptimizer& optimizer, const PlacedParameters& model_parameters,
+  void tell_others(ShardedOptimizer& optimizer, const zero::PlacedParameters& model_parameters,
                    const NameInState& in_state, std::vector<std::string>& notes) const;
 
  private:
   // Null: the state has none for the group, or those of another class.
   const nlohmann::json* options_of(ShardedOptimizer& optimizer, size_t group,
-                                   const PlacedParameters& model_parameters,
+                                   const zero::PlacedParameters& model_parameters,
                                    const NameInState& in_state) const;
 
   const std::string state_;
@@ -49,4 +49,4 @@ class SavedGroups {
   std::unordered_map<std::string, size_t> group_of_;  // by the state's names
 };
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::saving

@@ -17,7 +17,7 @@
 #include "zeropage/state_error.h"
 #include "zeropage/weight_average.h"
 
-namespace zeropage::detail {
+namespace zeropage::saving {
 namespace {
 
 using nlohmann::json;
@@ -66,7 +66,7 @@ std::string StateLoading::name_in_state(const std::string& name) const {
 }
 
 // A name may be an alias in the state and not in the model, and the other way round.
-StateLoading::Source StateLoading::weight(const NamedParameter& named) const {
+StateLoading::Source StateLoading::weight(const zero::NamedParameter& named) const {
   return weight(named.names);
 }
 
@@ -89,7 +89,7 @@ StateLoading::Source StateLoading::optimizer_state(const std::string& parameter,
   return {saved_.optimizer(), entry};
 }
 
-StateLoading::Source StateLoading::exact(const NamedParameter& named) const {
+StateLoading::Source StateLoading::exact(const zero::NamedParameter& named) const {
   const Source master = optimizer_state(named.name(), kMasterState);
   return master ? master : weight(named);
 }
@@ -136,14 +136,14 @@ void StateLoading::match_weights(LoadReport& report) const {
     // Tied here, and of their own there.
     for (const std::string& name : names) left.erase(name_in_state(name));
   };
-  for (const PlacedParameter& placed : model_->parameters()) {
+  for (const zero::PlacedParameter& placed : model_->parameters()) {
     match_one(placed.parameter.names, placed.parameter.whole_sizes());
   }
-  for (const NamedParameter& buffer : model_->buffers()) {
+  for (const zero::NamedParameter& buffer : model_->buffers()) {
     match_one(buffer.names, buffer.tensor.sizes().vec());
   }
   // What other stages have is no surprise here.
-  if (pipeline_world_of(pages_) != nullptr) {
+  if (zero::pipeline_world_of(pages_) != nullptr) {
     for (const auto& of_model : {pages_.part()->parameters, pages_.part()->buffers}) {
       for (const TensorOfModel& of : of_model) match_one(of.names, of.sizes);
     }
@@ -176,44 +176,46 @@ void StateLoading::match_optimizer() const {
 }
 
 void StateLoading::match_states(LoadReport& report) const {
-  const ShardedUpdates& updates = updates_of(*optimizer_);
-  updates_of(*optimizer_).visit_states(StateAccess::kDescribe, [&](size_t page, OwnedState& owned) {
-    if (!updates.updates_page(page)) return;
-    const NamedParameter& named = model_->parameters()[owned.parameter].parameter;
-    if (!knows_states_of(named.name())) {
-      report.missing.push_back(state_name(named.name(), kStepState));
-      return;
-    }
-    std::set<std::string> left;
-    const auto known = states_.find(name_in_state(named.name()));
-    if (known != states_.end()) left.insert(known->second.begin(), known->second.end());
-    if (left.contains(kStepState)) {
-      for (const OwnedState::Tensor& tensor : owned.tensors) {
-        const Source source = optimizer_state(named.name(), tensor.name);
-        if (!source) report.missing.push_back(state_name(named.name(), tensor.name));
-        if (source) check_shape(source, state_name(named.name(), tensor.name), named.whole_sizes());
-        left.erase(tensor.name);
-      }
-      for (const OwnedState::Tensor& tensor : owned.whole_tensors) {
-        const std::string state = state_name(named.name(), tensor.name);
-        const Source source = optimizer_state(named.name(), tensor.name);
-        if (!source) report.missing.push_back(state);
-        if (source) check_shape(source, state, tensor.values.sizes().vec());
-        left.erase(tensor.name);
-      }
-    }
-    left.erase(kStepState);
-    left.erase(kMasterState);
-    left.erase(kAverageState);
-    if (owned.takes_others) return;
-    for (const std::string& state : left) {
-      report.unexpected.push_back(state_name(name_in_state(named.name()), state));
-    }
-  });
+  const zero::ShardedUpdates& updates = updates_of(*optimizer_);
+  updates_of(*optimizer_)
+      .visit_states(zero::StateAccess::kDescribe, [&](size_t page, zero::OwnedState& owned) {
+        if (!updates.updates_page(page)) return;
+        const zero::NamedParameter& named = model_->parameters()[owned.parameter].parameter;
+        if (!knows_states_of(named.name())) {
+          report.missing.push_back(state_name(named.name(), kStepState));
+          return;
+        }
+        std::set<std::string> left;
+        const auto known = states_.find(name_in_state(named.name()));
+        if (known != states_.end()) left.insert(known->second.begin(), known->second.end());
+        if (left.contains(kStepState)) {
+          for (const zero::OwnedState::Tensor& tensor : owned.tensors) {
+            const Source source = optimizer_state(named.name(), tensor.name);
+            if (!source) report.missing.push_back(state_name(named.name(), tensor.name));
+            if (source)
+              check_shape(source, state_name(named.name(), tensor.name), named.whole_sizes());
+            left.erase(tensor.name);
+          }
+          for (const zero::OwnedState::Tensor& tensor : owned.whole_tensors) {
+            const std::string state = state_name(named.name(), tensor.name);
+            const Source source = optimizer_state(named.name(), tensor.name);
+            if (!source) report.missing.push_back(state);
+            if (source) check_shape(source, state, tensor.values.sizes().vec());
+            left.erase(tensor.name);
+          }
+        }
+        left.erase(kStepState);
+        left.erase(kMasterState);
+        left.erase(kAverageState);
+        if (owned.takes_others) return;
+        for (const std::string& state : left) {
+          report.unexpected.push_back(state_name(name_in_state(named.name()), state));
+        }
+      });
 }
 
 void StateLoading::match_average(LoadReport& report) const {
-  for (const PlacedParameter& placed : model_->parameters()) {
+  for (const zero::PlacedParameter& placed : model_->parameters()) {
     const std::string& name = placed.parameter.name();
     const Source source = optimizer_state(name, kAverageState);
     if (average_ == nullptr && source) {
@@ -242,7 +244,7 @@ void StateLoading::read(const Source& source, int64_t first, const at::Tensor& t
 void StateLoading::load_weights() {
   const at::NoGradGuard no_grad;
   for (size_t page = 0; page < pages_.layouts().size(); ++page) load_page(page);
-  for (const NamedParameter& buffer : model_->buffers()) {
+  for (const zero::NamedParameter& buffer : model_->buffers()) {
     const Source source = weight(buffer);
     if (!source || buffer.tensor.numel() == 0) continue;
     const at::Tensor flat = at::empty({buffer.tensor.numel()}, scalar_type(source.entry->dtype));
@@ -252,15 +254,15 @@ void StateLoading::load_weights() {
 }
 
 void StateLoading::load_page(size_t page) {
-  masters_.visit_owned(page, TierStorage::Use::kWrite, [&](const auto& owned) {
+  masters_.visit_owned(page, zero::TierStorage::Use::kWrite, [&](const auto& owned) {
     for (const size_t index : model_->parameters().of_page(page)) {
       load_parameter(model_->parameters()[index], owned);
     }
   });
 }
 
-void StateLoading::load_parameter(const PlacedParameter& placed,
-                                  const MasterWeights::Owned& owned) {
+void StateLoading::load_parameter(const zero::PlacedParameter& placed,
+                                  const zero::MasterWeights::Owned& owned) {
   const Source raw = weight(placed.parameter);
   if (!raw) return;
   const Source most_exact = exact(placed.parameter);
@@ -279,27 +281,27 @@ void StateLoading::load_optimizer() {
     groups_->load(*optimizer_, model_->parameters(),
                   [this](const auto& name) { return name_in_state(name); });
   }
-  updates_of(*optimizer_).visit_states(StateAccess::kWrite, [&](size_t page, OwnedState& owned) {
-    load_shard(page, owned);
-  });
+  updates_of(*optimizer_)
+      .visit_states(zero::StateAccess::kWrite,
+                    [&](size_t page, zero::OwnedState& owned) { load_shard(page, owned); });
   load_frozen();
   updates_of(*optimizer_).set_steps(saved_.manifest().content["optimizer"].at("updates"));
 }
 
 // Pages that do not train have no update that could take states. What a file has of them waits until they do.
 void StateLoading::load_frozen() {
-  ShardedUpdates& updates = updates_of(*optimizer_);
-  std::map<size_t, std::vector<OwnedState>> by_page;
+  zero::ShardedUpdates& updates = updates_of(*optimizer_);
+  std::map<size_t, std::vector<zero::OwnedState>> by_page;
   for (size_t group = 0; group < optimizer_->param_groups().size(); ++group) {
     for (const size_t index : updates.parameters_of_group(group)) {
-      const PlacedParameter& placed = model_->parameters()[index];
+      const zero::PlacedParameter& placed = model_->parameters()[index];
       const Range owned = pages_.owned(placed.page);
       const Range range = intersection(owned, placed.range);
       if (updates.updates_page(placed.page) || range.empty()) continue;
       if (!optimizer_state(placed.parameter.name(), kStepState)) continue;
-      OwnedState state{.parameter = index,
-                       .range = {range.begin - owned.begin, range.end - owned.begin},
-                       .takes_others = true};
+      zero::OwnedState state{.parameter = index,
+                             .range = {range.begin - owned.begin, range.end - owned.begin},
+                             .takes_others = true};
       load_shard(placed.page, state);
       by_page[placed.page].push_back(std::move(state));
     }
@@ -308,7 +310,7 @@ void StateLoading::load_frozen() {
 }
 
 void StateLoading::load_average() {
-  for (const PlacedParameter& placed : model_->parameters()) {
+  for (const zero::PlacedParameter& placed : model_->parameters()) {
     const Source source = optimizer_state(placed.parameter.name(), kAverageState);
     if (!source) continue;
     const at::Tensor& average = pages_of(*average_).average(placed.page);
@@ -319,8 +321,8 @@ void StateLoading::load_average() {
   }
 }
 
-void StateLoading::load_shard(size_t page, OwnedState& owned) {
-  const PlacedParameter& placed = model_->parameters()[owned.parameter];
+void StateLoading::load_shard(size_t page, zero::OwnedState& owned) {
+  const zero::PlacedParameter& placed = model_->parameters()[owned.parameter];
   const std::string& name = placed.parameter.name();
   if (!knows_states_of(name)) return;
   const Source steps = optimizer_state(name, kStepState);
@@ -345,7 +347,7 @@ void StateLoading::load_shard(size_t page, OwnedState& owned) {
       }
     }
   }
-  for (const OwnedState::Tensor& tensor : owned.whole_tensors) {
+  for (const zero::OwnedState::Tensor& tensor : owned.whole_tensors) {
     const Source source = optimizer_state(name, tensor.name);
     if (source) {
       read(source, 0, tensor.values.view(-1));
@@ -354,7 +356,7 @@ void StateLoading::load_shard(size_t page, OwnedState& owned) {
     }
   }
   const int64_t first = pages_.owned(page).begin + owned.range.begin;
-  for (const OwnedState::Tensor& tensor : owned.tensors) {
+  for (const zero::OwnedState::Tensor& tensor : owned.tensors) {
     const Source source = optimizer_state(name, tensor.name);
     if (!source) {
       at::Tensor(tensor.values).zero_();
@@ -366,4 +368,4 @@ void StateLoading::load_shard(size_t page, OwnedState& owned) {
   }
 }
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::saving

@@ -14,7 +14,7 @@
 #include "zeropage/saved_state.h"
 #include "zeropage/saving.h"
 
-namespace zeropage::detail {
+namespace zeropage::saving {
 
 // Threads: the training thread. Nothing here is collective.
 class StateLoading {
@@ -41,11 +41,11 @@ class StateLoading {
   };
 
   std::string name_in_state(const std::string& name) const;
-  Source weight(const NamedParameter& named) const;
+  Source weight(const zero::NamedParameter& named) const;
   Source weight(const std::vector<std::string>& names) const;
   Source optimizer_state(const std::string& parameter, const std::string& state) const;
   // The values of most digits: fp32 master weights where there are any.
-  Source exact(const NamedParameter& named) const;
+  Source exact(const zero::NamedParameter& named) const;
   bool knows_states_of(const std::string& parameter) const;
 
   void match_weights(LoadReport& report) const;
@@ -57,8 +57,8 @@ class StateLoading {
 
   void load_page(size_t page);
   void load_frozen();
-  void load_parameter(const PlacedParameter& placed, const MasterWeights::Owned& owned);
-  void load_shard(size_t page, OwnedState& owned);
+  void load_parameter(const zero::PlacedParameter& placed, const zero::MasterWeights::Owned& owned);
+  void load_shard(size_t page, zero::OwnedState& owned);
   // Elements of the source from `first` on into `to`: flat, any dtype and device.
   void read(const Source& source, int64_t first, const at::Tensor& to);
 
@@ -67,8 +67,8 @@ class StateLoading {
   ShardedOptimizer* const optimizer_;
   WeightAverage* const average_;
   const LoadOptions& options_;
-  const ParameterPages& pages_;
-  const MasterWeights& masters_;
+  const zero::ParameterPages& pages_;
+  const zero::MasterWeights& masters_;
   std::map<std::string, std::vector<std::string>> states_;  // by parameter, as the file has them
   // None where the state is weights alone.
   std::optional<SavedGroups> groups_;
@@ -78,4 +78,4 @@ class StateLoading {
   std::map<Stream, state::BlockReader> readers_;
 };
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::saving

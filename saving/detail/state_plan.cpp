@@ -17,7 +17,7 @@
 #include "zeropage/saved_state.h"
 #include "zeropage/weight_average.h"
 
-namespace zeropage::detail {
+namespace zeropage::saving {
 namespace {
 
 using nlohmann::json;
@@ -60,8 +60,8 @@ struct TensorOfState {
 
 // Its number among the whole model's.
 size_t place_in_model(const ModelRef& model, size_t index) {
-  const ParameterPages& pages = *model->sharded().pages;
-  if (pipeline_world_of(pages) == nullptr) return model->place(index);
+  const zero::ParameterPages& pages = *model->sharded().pages;
+  if (zero::pipeline_world_of(pages) == nullptr) return model->place(index);
   return pages.part()->own.at(pages.parameters()[index].parameter.tensor.unsafeGetTensorImpl());
 }
 
@@ -69,8 +69,8 @@ size_t place_in_model(const ModelRef& model, size_t index) {
 // there are fp32 values.
 json own_parameters(const ModelRef& model) {
   json own = json::object();
-  const ParameterPages& pages = *model->sharded().pages;
-  if (pipeline_world_of(pages) == nullptr) return own;
+  const zero::ParameterPages& pages = *model->sharded().pages;
+  if (zero::pipeline_world_of(pages) == nullptr) return own;
   for (size_t index = 0; index < pages.parameters().size(); ++index) {
     const size_t page = pages.parameters()[index].page;
     const char* const dtype = state::name_of(state_dtype(pages.layouts()[page].dtype));
@@ -83,11 +83,11 @@ json own_parameters(const ModelRef& model) {
 // told: own_parameters() of all stages.
 std::vector<TensorOfState> parameters_of_state(const ModelRef& model, const json& told) {
   std::vector<TensorOfState> parameters;
-  const ParameterPages& pages = *model->sharded().pages;
-  if (pipeline_world_of(pages) == nullptr) {
+  const zero::ParameterPages& pages = *model->sharded().pages;
+  if (zero::pipeline_world_of(pages) == nullptr) {
     parameters.resize(model->parameters().size());
     for (size_t index = 0; index < parameters.size(); ++index) {
-      const PlacedParameter& placed = model->parameters()[index];
+      const zero::PlacedParameter& placed = model->parameters()[index];
       parameters[model->place(index)] = {
           placed.parameter.names, shape_of(placed.parameter.whole_sizes()),
           pages.layouts()[placed.page].dtype, has_exact_values(model->sharded(), placed.page)};
@@ -105,14 +105,14 @@ std::vector<TensorOfState> parameters_of_state(const ModelRef& model, const json
 
 std::vector<TensorOfState> buffers_of_state(const ModelRef& model) {
   std::vector<TensorOfState> buffers;
-  const ParameterPages& pages = *model->sharded().pages;
-  if (pipeline_world_of(pages) != nullptr) {
+  const zero::ParameterPages& pages = *model->sharded().pages;
+  if (zero::pipeline_world_of(pages) != nullptr) {
     for (const TensorOfModel& of : pages.part()->buffers) {
       buffers.push_back({of.names, shape_of(of.sizes), of.dtype});
     }
     return buffers;
   }
-  for (const NamedParameter& named : model->buffers()) {
+  for (const zero::NamedParameter& named : model->buffers()) {
     buffers.push_back({named.names, shape_of(named.tensor.sizes()), named.tensor.scalar_type()});
   }
   return buffers;
@@ -155,18 +155,19 @@ void to_json(json& to, const KnownStates& known) {
 // By the parameter's place in the model, of this rank.
 json own_states(const ModelRef& model, ShardedOptimizer& optimizer) {
   std::map<size_t, KnownStates> known;
-  updates_of(optimizer).visit_states(StateAccess::kDescribe, [&](size_t, OwnedState& owned) {
-    if (owned.tensors.empty() && owned.whole_tensors.empty() && owned.steps == 0) return;
-    KnownStates& of = known[owned.parameter];
-    if (!of.tensors.empty()) return;
-    of.steps = owned.steps;
-    for (const auto& [name, values] : owned.tensors) {
-      of.tensors.push_back({name, values.scalar_type()});
-    }
-    for (const auto& [name, values] : owned.whole_tensors) {
-      of.tensors.push_back({name, values.scalar_type(), shape_of(values.sizes())});
-    }
-  });
+  updates_of(optimizer).visit_states(
+      zero::StateAccess::kDescribe, [&](size_t, zero::OwnedState& owned) {
+        if (owned.tensors.empty() && owned.whole_tensors.empty() && owned.steps == 0) return;
+        KnownStates& of = known[owned.parameter];
+        if (!of.tensors.empty()) return;
+        of.steps = owned.steps;
+        for (const auto& [name, values] : owned.tensors) {
+          of.tensors.push_back({name, values.scalar_type()});
+        }
+        for (const auto& [name, values] : owned.whole_tensors) {
+          of.tensors.push_back({name, values.scalar_type(), shape_of(values.sizes())});
+        }
+      });
   json own = json::object();
   for (const auto& [parameter, of] : known)
     own[std::to_string(place_in_model(model, parameter))] = of;
@@ -268,8 +269,8 @@ json groups_of(const ShardedOptimizer& optimizer, const std::vector<TensorOfStat
     json names = json::array();
     for (const size_t place : places.at(group)) names.push_back(parameters[place].names.front());
     const auto& options = optimizer.param_groups()[group].options();
-    groups.push_back({{"options", saved_json(optimizer.class_name() + "Options",
-                                             [&](auto& to) { options.serialize(to); })},
+    groups.push_back({{"options", zero::saved_json(optimizer.class_name() + "Options",
+                                                   [&](auto& to) { options.serialize(to); })},
                       {"parameters", std::move(names)}});
   }
   return groups;
@@ -277,10 +278,10 @@ json groups_of(const ShardedOptimizer& optimizer, const std::vector<TensorOfStat
 
 // What ranks must have alike in a state (zero/agreement/rank_agreement.h). Weights alone have no options. Values are
 // those of other slices or layers on ranks of other parts.
-json own_told(const ShardedModel& sharded, bool with_options) {
-  const AgreementHashes told = sharded.agreement->hashes_now();
+json own_told(const zero::ShardedModel& sharded, bool with_options) {
+  const zero::AgreementHashes told = sharded.agreement->hashes_now();
   const comm::World* const slices = sharded.pages->tensor_world();
-  const comm::World* const stages = pipeline_world_of(*sharded.pages);
+  const comm::World* const stages = zero::pipeline_world_of(*sharded.pages);
   return {
       {"steps", told.steps},
       {"settings", with_options ? told.settings : 0},
@@ -329,7 +330,7 @@ at::ScalarType saved_dtype(at::ScalarType dtype, WeightsAs weights_as) {
   return weights_as != WeightsAs::kInModule && is_low_precision(dtype) ? at::kFloat : dtype;
 }
 
-bool has_exact_values(const PageParts& parts, size_t page) {
+bool has_exact_values(const zero::PageParts& parts, size_t page) {
   return is_low_precision(parts.pages->layouts()[page].dtype) &&
          (parts.masters->copy(page).defined() || parts.masters->remainders(page).defined());
 }
@@ -351,9 +352,9 @@ uint64_t PlannedFile::offset(const std::string& tensor, int64_t element) const {
 }
 
 void check_has_all_slices(const ModelRef& model) {
-  const ParameterPages& pages = *model->sharded().pages;
+  const zero::ParameterPages& pages = *model->sharded().pages;
   const comm::World* const slices = pages.tensor_world();
-  const comm::World* const stages = pipeline_world_of(pages);
+  const comm::World* const stages = zero::pipeline_world_of(pages);
   const int parts =
       (slices == nullptr ? 1 : slices->size()) * (stages == nullptr ? 1 : stages->size());
   ZP_CHECK(
@@ -366,7 +367,7 @@ void check_has_all_slices(const ModelRef& model) {
 
 StatePlan plan_state(const comm::World& texts, const ModelRef& model, ShardedOptimizer* optimizer,
                      const RunState& run, const SaveOptions& options) {
-  const ShardedModel& sharded = model->sharded();
+  const zero::ShardedModel& sharded = model->sharded();
   json own;
   const std::exception_ptr error = error_of([&] {
     ZP_CHECK(!model->world().device().is_meta(), "saving state: a simulated world has no values");
@@ -424,4 +425,4 @@ StatePlan plan_state(const comm::World& texts, const ModelRef& model, ShardedOpt
   return plan;
 }
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::saving

@@ -17,7 +17,7 @@
 #include "zeropage/saving.h"
 #include "zeropage/world.h"
 
-namespace zeropage::detail {
+namespace zeropage::saving {
 
 // "exp_avg" of "blocks.0.weight" in the file of the optimizer.
 std::string state_name(const std::string& parameter, const std::string& state);
@@ -33,7 +33,7 @@ std::vector<uint64_t> shape_of(at::IntArrayRef sizes);
 at::ScalarType saved_dtype(at::ScalarType dtype, WeightsAs weights_as);
 
 // Whether the optimizer keeps fp32 values of what is in the page in a lower precision.
-bool has_exact_values(const PageParts& parts, size_t page);
+bool has_exact_values(const zero::PageParts& parts, size_t page);
 
 class PlannedFile {
  public:
@@ -78,4 +78,4 @@ struct StatePlan {
 StatePlan plan_state(const comm::World& texts, const ModelRef& model, ShardedOptimizer* optimizer,
                      const RunState& run, const SaveOptions& options);
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::saving

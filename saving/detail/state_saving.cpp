@@ -14,7 +14,7 @@
 #include "zero/model_parts.h"
 #include "zeropage/weight_average.h"
 
-namespace zeropage::detail {
+namespace zeropage::saving {
 namespace {
 
 using nlohmann::json;
@@ -22,18 +22,18 @@ using state::ChecksumPiece;
 
 // The part of the page that this rank writes: its shard, also where every rank has the whole page. Among several groups the
 // first one writes.
-Range written_part(const ParameterPages& pages, size_t page) {
+Range written_part(const zero::ParameterPages& pages, size_t page) {
   if (pages.worlds().group() > 0) return {};
   return pages.layouts()[page].shard(pages.shards().rank());
 }
 
-bool is_first_of_slices(const ParameterPages& pages) {
+bool is_first_of_slices(const zero::ParameterPages& pages) {
   return pages.tensor_world() == nullptr || pages.tensor_world()->rank() == 0;
 }
 
 // Where ranks have slices of parameters, the first one writes what all of them have; where two stages have a
 // parameter, the first.
-bool writes(const ParameterPages& pages, const PlacedParameter& placed) {
+bool writes(const zero::ParameterPages& pages, const zero::PlacedParameter& placed) {
   if (placed.parameter.counts_elsewhere) return false;
   return placed.parameter.slice || is_first_of_slices(pages);
 }
@@ -41,13 +41,13 @@ bool writes(const ParameterPages& pages, const PlacedParameter& placed) {
 template <typename Visit>
 void for_each_written(const ModelRef& model, size_t page, const Visit& visit) {
   for (const size_t index : model->parameters().of_page(page)) {
-    const PlacedParameter& placed = model->parameters()[index];
+    const zero::PlacedParameter& placed = model->parameters()[index];
     if (writes(*model->sharded().pages, placed)) visit(placed);
   }
 }
 
 // values: of elements of the page from `first` on, all that are in `range`.
-void put_runs(const PlacedParameter& placed, const Range& range, const at::Tensor& values,
+void put_runs(const zero::PlacedParameter& placed, const Range& range, const at::Tensor& values,
               int64_t first, const PlannedFile& file, const std::string& tensor, StateSink& sink) {
   for_each_run(placed, range, [&](const ElementRun& run) {
     sink.put(file.offset(tensor, run.in_whole), values.narrow(0, run.in_page - first, run.numel));
@@ -55,26 +55,26 @@ void put_runs(const PlacedParameter& placed, const Range& range, const at::Tenso
 }
 
 // The values of the page's `range`, which lies in `owned_range`, in fp32 with all their digits.
-at::Tensor exact_values(const MasterWeights::Owned& owned, const Range& owned_range,
+at::Tensor exact_values(const zero::MasterWeights::Owned& owned, const Range& owned_range,
                         const Range& range) {
   const auto part = [&](const at::Tensor& of_owned) {
     return of_owned.narrow(0, range.begin - owned_range.begin, range.numel());
   };
   if (owned.copy.defined()) return part(owned.copy);
   if (!owned.remainders.defined()) return part(owned.values).to(at::kFloat);
-  return offload::joined_values(part(owned.values), part(owned.remainders));
+  return optim::joined_values(part(owned.values), part(owned.remainders));
 }
 
 void collect_masters(const ModelRef& model, const PlannedFile& file, StateSink& sink) {
-  const ShardedModel& parts = model->sharded();
-  const ParameterPages& pages = *parts.pages;
+  const zero::ShardedModel& parts = model->sharded();
+  const zero::ParameterPages& pages = *parts.pages;
   for (size_t page = 0; page < pages.layouts().size(); ++page) {
     if (!has_exact_values(parts, page)) continue;
     const Range owned_range = pages.owned(page);
     const Range range = intersection(written_part(pages, page), owned_range);
-    parts.masters->visit_owned(page, TierStorage::Use::kRead, [&](const auto& owned) {
+    parts.masters->visit_owned(page, zero::TierStorage::Use::kRead, [&](const auto& owned) {
       const at::Tensor exact = exact_values(owned, owned_range, range);
-      for_each_written(model, page, [&](const PlacedParameter& placed) {
+      for_each_written(model, page, [&](const zero::PlacedParameter& placed) {
         put_runs(placed, range, exact, range.begin, file,
                  state_name(placed.parameter.name(), kMasterState), sink);
       });
@@ -84,12 +84,12 @@ void collect_masters(const ModelRef& model, const PlannedFile& file, StateSink& 
 
 void collect_average(const ModelRef& model, WeightAverage& average, const PlannedFile& file,
                      StateSink& sink) {
-  const ParameterPages& pages = *model->sharded().pages;
+  const zero::ParameterPages& pages = *model->sharded().pages;
   for (size_t page = 0; page < pages.layouts().size(); ++page) {
     const Range owned_range = pages.owned(page);
     const Range range = intersection(written_part(pages, page), owned_range);
     const at::Tensor& of_page = pages_of(average).average(page);
-    for_each_written(model, page, [&](const PlacedParameter& placed) {
+    for_each_written(model, page, [&](const zero::PlacedParameter& placed) {
       put_runs(placed, range, of_page, owned_range.begin, file,
                state_name(placed.parameter.name(), kAverageState), sink);
     });
@@ -130,7 +130,7 @@ state::FileEntry entry_of(const PlannedFile& file, const std::vector<json>& by_r
 }
 
 // Buffers that another stage of a pipeline writes, by any of their names.
-std::unordered_set<std::string> buffers_elsewhere(const ParameterPages& pages) {
+std::unordered_set<std::string> buffers_elsewhere(const zero::ParameterPages& pages) {
   std::unordered_set<std::string> names;
   const auto& part = pages.part();
   if (!part) return names;
@@ -144,14 +144,16 @@ std::unordered_set<std::string> buffers_elsewhere(const ParameterPages& pages) {
 
 void collect_weights(const ModelRef& model, const StatePlan& plan, StateSink& sink) {
   const at::NoGradGuard no_grad;
-  const ShardedModel& sharded = model->sharded();
-  const ParameterPages& pages = *sharded.pages;
-  const auto name_of = [&](const NamedParameter& named) { return plan.prefix + named.name(); };
+  const zero::ShardedModel& sharded = model->sharded();
+  const zero::ParameterPages& pages = *sharded.pages;
+  const auto name_of = [&](const zero::NamedParameter& named) {
+    return plan.prefix + named.name();
+  };
   if (model->all_ranks().rank() == 0) sink.put(0, plan.weights.prefix());
   // A stage of a pipeline has buffers of its own, and some that the first stage with each writes.
   const std::unordered_set<std::string> elsewhere = buffers_elsewhere(pages);
   if (model->world().rank() == 0 && is_first_of_slices(pages)) {
-    for (const NamedParameter& buffer : model->buffers()) {
+    for (const zero::NamedParameter& buffer : model->buffers()) {
       if (buffer.tensor.numel() == 0 || elsewhere.contains(buffer.name())) continue;
       const at::ScalarType dtype = saved_dtype(buffer.tensor.scalar_type(), plan.weights_as);
       sink.put(plan.weights.offset(name_of(buffer)),
@@ -165,17 +167,17 @@ void collect_weights(const ModelRef& model, const StatePlan& plan, StateSink& si
     const at::ScalarType saved_as = saved_dtype(dtype, plan.weights_as);
     if (plan.weights_as == WeightsAs::kAverage) {
       const at::Tensor values = pages_of(*plan.average).average(page).to(saved_as);
-      for_each_written(model, page, [&](const PlacedParameter& placed) {
+      for_each_written(model, page, [&](const zero::PlacedParameter& placed) {
         put_runs(placed, range, values, owned_range.begin, plan.weights, name_of(placed.parameter),
                  sink);
       });
       continue;
     }
     const bool widens = saved_as != dtype;
-    sharded.masters->visit_owned(page, TierStorage::Use::kRead, [&](const auto& owned) {
+    sharded.masters->visit_owned(page, zero::TierStorage::Use::kRead, [&](const auto& owned) {
       const at::Tensor values = widens ? exact_values(owned, owned_range, range) : owned.values;
       const int64_t first = widens ? range.begin : owned_range.begin;
-      for_each_written(model, page, [&](const PlacedParameter& placed) {
+      for_each_written(model, page, [&](const zero::PlacedParameter& placed) {
         put_runs(placed, range, values, first, plan.weights, name_of(placed.parameter), sink);
       });
     });
@@ -185,7 +187,7 @@ void collect_weights(const ModelRef& model, const StatePlan& plan, StateSink& si
 void collect_optimizer(const ModelRef& model, ShardedOptimizer& optimizer, const StatePlan& plan,
                        StateSink& sink) {
   const at::NoGradGuard no_grad;
-  const ParameterPages& pages = *model->sharded().pages;
+  const zero::ParameterPages& pages = *model->sharded().pages;
   const PlannedFile& file = *plan.optimizer;
   if (model->all_ranks().rank() == 0) {
     sink.put(0, file.prefix());
@@ -194,12 +196,12 @@ void collect_optimizer(const ModelRef& model, ShardedOptimizer& optimizer, const
   collect_masters(model, file, sink);
   if (plan.average != nullptr) collect_average(model, *plan.average, file, sink);
   // State by state, as they lie in the file.
-  std::vector<OwnedState> of_page;
+  std::vector<zero::OwnedState> of_page;
   const auto put_page = [&](size_t page) {
     const Range range = written_part(pages, page);
     const int64_t owned_begin = pages.owned(page).begin;
     std::vector<std::string> names;
-    for (const OwnedState& owned : of_page) {
+    for (const zero::OwnedState& owned : of_page) {
       for (const auto* const tensors : {&owned.tensors, &owned.whole_tensors}) {
         for (const auto& [name, values] : *tensors) {
           if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
@@ -207,18 +209,18 @@ void collect_optimizer(const ModelRef& model, ShardedOptimizer& optimizer, const
       }
     }
     for (const std::string& name : names) {
-      for (const OwnedState& owned : of_page) {
-        const PlacedParameter& placed = model->parameters()[owned.parameter];
+      for (const zero::OwnedState& owned : of_page) {
+        const zero::PlacedParameter& placed = model->parameters()[owned.parameter];
         if (!writes(pages, placed)) continue;
         const int64_t first = owned_begin + owned.range.begin;
-        for (const OwnedState::Tensor& tensor : owned.tensors) {
+        for (const zero::OwnedState::Tensor& tensor : owned.tensors) {
           if (tensor.name != name) continue;
           put_runs(placed, intersection(range, {first, first + owned.range.numel()}), tensor.values,
                    first, file, state_name(placed.parameter.name(), name), sink);
         }
         // The rank with the parameter's first element writes what all that have a part have.
         const bool has_first = range.begin <= placed.range.begin && placed.range.begin < range.end;
-        for (const OwnedState::Tensor& tensor : owned.whole_tensors) {
+        for (const zero::OwnedState::Tensor& tensor : owned.whole_tensors) {
           if (tensor.name != name || !has_first) continue;
           sink.put(file.offset(state_name(placed.parameter.name(), name)), tensor.values.view(-1));
         }
@@ -227,7 +229,8 @@ void collect_optimizer(const ModelRef& model, ShardedOptimizer& optimizer, const
     of_page.clear();
   };
   updates_of(optimizer).visit_states(
-      StateAccess::kRead, [&](size_t, OwnedState& owned) { of_page.push_back(owned); }, put_page);
+      zero::StateAccess::kRead, [&](size_t, zero::OwnedState& owned) { of_page.push_back(owned); },
+      put_page);
 }
 
 SharedSave::SharedSave(comm::World texts, std::filesystem::path target,
@@ -300,4 +303,4 @@ SavedReport save_now(SharedSave& save, const StatePlan& plan, const ModelRef& mo
   return save.commit(plan, pieces, error, options.update_latest, keep);
 }
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::saving

@@ -13,7 +13,7 @@
 #include "zeropage/state_folder.h"
 #include "zeropage/world.h"
 
-namespace zeropage::detail {
+namespace zeropage::saving {
 
 // What this rank writes of a file; rank 0 writes headers, buffers and steps too.
 void collect_weights(const ModelRef& model, const StatePlan& plan, StateSink& sink);
@@ -55,4 +55,4 @@ SavedReport save_now(SharedSave& save, const StatePlan& plan, const ModelRef& mo
                      ShardedOptimizer* optimizer, const SaveOptions& options,
                      const state::Keep& keep);
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::saving

@@ -8,7 +8,7 @@
 #include "zeropage/ledger.h"
 #include "zeropage/saved_state.h"
 
-namespace zeropage::detail {
+namespace zeropage::saving {
 namespace {
 
 constexpr uint64_t kWriteBytes = 4 << 20;
@@ -172,4 +172,4 @@ std::vector<state::ChecksumPiece> write_stretches(
   return checksums.pieces();
 }
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::saving

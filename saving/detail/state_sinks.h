@@ -12,7 +12,7 @@
 #include "state/block_checksums.h"
 #include "state/file_writer.h"
 
-namespace zeropage::detail {
+namespace zeropage::saving {
 
 class StateSink {
  public:
@@ -111,4 +111,4 @@ std::vector<state::ChecksumPiece> write_stretches(
     const std::filesystem::path& file, const std::vector<StateStaging::Stretch>& stretches,
     bool direct_io);
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::saving

@@ -13,7 +13,7 @@
 #include "zeropage/state_error.h"
 #include "zeropage/state_folder.h"
 
-namespace zeropage::detail {
+namespace zeropage::saving {
 namespace {
 
 namespace fs = std::filesystem;
@@ -105,4 +105,4 @@ void WeightFiles::read(const Entry& entry, int64_t first, const at::Tensor& to) 
   files_[place.file](begin, begin + to.nbytes(), static_cast<char*>(to.mutable_data_ptr()));
 }
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::saving

@@ -12,7 +12,7 @@
 #include "zeropage/saved_state.h"
 #include "zeropage/weights_source.h"
 
-namespace zeropage::detail {
+namespace zeropage::saving {
 
 class WeightFiles final : public WeightsSource {
  public:
@@ -49,4 +49,4 @@ class WeightFiles final : public WeightsSource {
   std::unordered_map<std::string, Place> places_;
 };
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::saving

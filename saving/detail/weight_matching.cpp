@@ -5,7 +5,7 @@
 #include "saving/detail/name_lists.h"
 #include "zeropage/state_error.h"
 
-namespace zeropage::detail {
+namespace zeropage::saving {
 
 WeightMatching::WeightMatching(const WeightsSource& source,
                                const std::map<std::string, std::string>& names,
@@ -68,4 +68,4 @@ void WeightMatching::check(const ModuleLoadReport& report, bool strict) const {
           "shapes must be the module's");
 }
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::saving

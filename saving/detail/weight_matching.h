@@ -14,7 +14,7 @@
 
 #include "zeropage/weights_source.h"
 
-namespace zeropage::detail {
+namespace zeropage::saving {
 
 class WeightMatching {
  public:
@@ -49,4 +49,4 @@ class WeightMatching {
   std::vector<std::string> unfit_;
 };
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::saving

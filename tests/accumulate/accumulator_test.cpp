@@ -967,7 +967,7 @@ TEST(AccumulatorOptionsTest, ChooseWhenToReduceShardedGradientsByTheBytesOfWhole
       options.stage = stage_of(stage);
       Linear model(make_linear(), world, options);
       int64_t whole_bytes = 0;
-      for (const PageLayout& page : sharded_parameters_of(model).pages->layouts()) {
+      for (const zero::PageLayout& page : sharded_parameters_of(model).pages->layouts()) {
         whole_bytes += 4 * page.numel;
       }
       EXPECT_EQ(reduction_of(model, {}),
@@ -1051,7 +1051,7 @@ TEST(StepReportTest, SaysWhatHappened) {
 
 TEST(EnqueuedStepTest, WaitsOnceAndWhenItsReportIsReadOnly) {
   int waits = 0;
-  const EnqueuedStep step(std::make_shared<LateReport>([&] {
+  const EnqueuedStep step(std::make_shared<zero::LateReport>([&] {
     ++waits;
     return StepReport{.skipped = Skipped::kNotFinite, .norm = 2, .not_finite = {"a", "b"}};
   }));
@@ -1064,7 +1064,7 @@ TEST(EnqueuedStepTest, WaitsOnceAndWhenItsReportIsReadOnly) {
 }
 
 TEST(EnqueuedStepTest, ThrowsWhatTheDeviceFailedAtWheneverItIsRead) {
-  const EnqueuedStep step(std::make_shared<LateReport>(
+  const EnqueuedStep step(std::make_shared<zero::LateReport>(
       []() -> StepReport { throw std::runtime_error("the device is lost"); }));
   for (int read = 0; read < 2; ++read) {
     EXPECT_THAT(error_of([&] { step.report(); }), HasSubstr("the device is lost"));

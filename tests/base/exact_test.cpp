@@ -4,8 +4,12 @@
 
 #include "zeropage/bytes.h"
 
-namespace zeropage::memory::exact_test {
+namespace zeropage::base::exact_test {
 namespace {
+
+using memory::operator""_GiB;
+using memory::operator""_KiB;
+using memory::operator""_MiB;
 
 TEST(ExactTest, DividesOnlyWithoutARest) {
   EXPECT_EQ(div_exact(12, 4), 3);
@@ -29,42 +33,42 @@ TEST(ExactTest, NarrowsOnlyWhatFits) {
 }
 
 TEST(BytesTest, ReadsWhatPeopleWrite) {
-  EXPECT_EQ(parse_bytes("4096"), 4096);
-  EXPECT_EQ(parse_bytes("64KiB"), 64_KiB);
-  EXPECT_EQ(parse_bytes("16 MiB"), 16_MiB);
-  EXPECT_EQ(parse_bytes("16mib"), 16_MiB);
-  EXPECT_EQ(parse_bytes("1.5GiB"), 1536_MiB);
-  EXPECT_EQ(parse_bytes("4096B"), 4096);
-  EXPECT_EQ(parse_bytes("80GB"), 80'000'000'000);
-  EXPECT_EQ(parse_bytes("1.5 TB"), 1'500'000'000'000);
-  EXPECT_EQ(parse_bytes("79.6GiB"), 85'469'849'190);
+  EXPECT_EQ(memory::parse_bytes("4096"), 4096);
+  EXPECT_EQ(memory::parse_bytes("64KiB"), 64_KiB);
+  EXPECT_EQ(memory::parse_bytes("16 MiB"), 16_MiB);
+  EXPECT_EQ(memory::parse_bytes("16mib"), 16_MiB);
+  EXPECT_EQ(memory::parse_bytes("1.5GiB"), 1536_MiB);
+  EXPECT_EQ(memory::parse_bytes("4096B"), 4096);
+  EXPECT_EQ(memory::parse_bytes("80GB"), 80'000'000'000);
+  EXPECT_EQ(memory::parse_bytes("1.5 TB"), 1'500'000'000'000);
+  EXPECT_EQ(memory::parse_bytes("79.6GiB"), 85'469'849'190);
 }
 
 TEST(BytesTest, RefusesWhatIsNoNumberOfBytes) {
   for (const char* text : {"", "MiB", "-1", "12 apples", "1.5", "0.5B", "0x10", "nan", "1e99",
                            "80GiBs", "nanGB", "1e99GB"}) {
-    EXPECT_THROW(parse_bytes(text), c10::Error) << text;
+    EXPECT_THROW(memory::parse_bytes(text), c10::Error) << text;
   }
 }
 
 TEST(BytesTest, RefusesASizeThatMayBeEither) {
   try {
-    parse_bytes("80G");
+    memory::parse_bytes("80G");
     FAIL() << "took it";
   } catch (const c10::Error& error) {
-    EXPECT_EQ(message_of(error),
+    EXPECT_EQ(memory::message_of(error),
               "\"80G\" may be 80GB, which is 80000000000 bytes, or 80GiB, which is 85899345920 "
               "bytes; write the one that is meant");
   }
 }
 
 TEST(BytesTest, WritesTheLargestUnitThatReads) {
-  EXPECT_EQ(format_bytes(0), "0 B");
-  EXPECT_EQ(format_bytes(1023), "1023 B");
-  EXPECT_EQ(format_bytes(1536), "1.5 KiB");
-  EXPECT_EQ(format_bytes(16_MiB), "16.0 MiB");
-  EXPECT_EQ(format_bytes(5_GiB / 4), "1.25 GiB");
+  EXPECT_EQ(memory::format_bytes(0), "0 B");
+  EXPECT_EQ(memory::format_bytes(1023), "1023 B");
+  EXPECT_EQ(memory::format_bytes(1536), "1.5 KiB");
+  EXPECT_EQ(memory::format_bytes(16_MiB), "16.0 MiB");
+  EXPECT_EQ(memory::format_bytes(5_GiB / 4), "1.25 GiB");
 }
 
 }  // namespace
-}  // namespace zeropage::memory::exact_test
+}  // namespace zeropage::base::exact_test

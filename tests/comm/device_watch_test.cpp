@@ -12,8 +12,8 @@
 namespace zeropage::comm::detail::device_watch_test {
 namespace {
 
-using memory::Event;
-using memory::Stream;
+using device::Event;
+using device::Stream;
 using std::chrono::milliseconds;
 using testing::error_of;
 using ::testing::HasSubstr;

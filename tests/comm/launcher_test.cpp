@@ -357,8 +357,8 @@ TEST(LauncherTest, RefusesToForkAProcessWithOtherThreads) {
 
 TEST(LauncherTest, RefusesToForkOnceAnAcceleratorsDriverWasAsked) {
   LaunchedProcess launch([] {
-    memory::note_driver_use("a stand-in for the driver");
-    memory::note_driver_use("somebody later");
+    device::note_driver_use("a stand-in for the driver");
+    device::note_driver_use("somebody later");
     return launch_function([] { return 0; }, ranks(2));
   });
   EXPECT_EQ(launch.wait(), 99);
@@ -373,7 +373,7 @@ TEST(LauncherTest, ForksWhereABuildThatHasNoDriverWasAsked) {
   const auto forks_after_a_question = [](bool strict) {
     LaunchedProcess launch([strict] {
       if (strict) ::setenv("ZEROPAGE_STRICT_FORK", "1", /*overwrite=*/1);
-      memory::note_driver_question("a question");
+      device::note_driver_question("a question");
       return launch_function([] { return 0; }, ranks(2));
     });
     return launch.wait();
@@ -385,7 +385,7 @@ TEST(LauncherTest, ForksWhereABuildThatHasNoDriverWasAsked) {
 TEST(LauncherTest, ForksAfterARankOfAnEarlierLaunchAskedTheDriver) {
   LaunchedProcess launch([] {
     const auto ask = [] {
-      memory::note_driver_use("a rank");
+      device::note_driver_use("a rank");
       return 0;
     };
     return launch_function(ask, ranks(2)) + launch_function(ask, ranks(2));
@@ -395,13 +395,13 @@ TEST(LauncherTest, ForksAfterARankOfAnEarlierLaunchAskedTheDriver) {
 
 TEST(LauncherTest, SeesTheDriversFileWhoeverOpenedIt) {
   const std::string file = ::testing::TempDir() + "zeropage-driver-" + std::to_string(::getpid());
-  EXPECT_EQ(memory::driver_use(file), "");
+  EXPECT_EQ(device::driver_use(file), "");
   const int opened = ::open((file + "-uvm").c_str(), O_CREAT | O_RDWR, 0600);
   ASSERT_GE(opened, 0);
-  EXPECT_EQ(memory::driver_use(file),
+  EXPECT_EQ(device::driver_use(file),
             "the process has " + file + "-uvm open, which CUDA opens when it starts");
   ::close(opened);
-  EXPECT_EQ(memory::driver_use(file), "");
+  EXPECT_EQ(device::driver_use(file), "");
   ::unlink((file + "-uvm").c_str());
 }
 

@@ -10,8 +10,11 @@
 #include "tests/harness/errors.h"
 #include "zeropage/bytes.h"
 
-namespace zeropage::memory::host_memory_test {
+namespace zeropage::device::host_memory_test {
 namespace {
+
+using memory::operator""_GiB;
+using memory::operator""_MiB;
 
 using testing::error_of;
 using ::testing::HasSubstr;
@@ -98,4 +101,4 @@ TEST_F(HostMemoryTest, ReadsThisMachine) {
 }
 
 }  // namespace
-}  // namespace zeropage::memory::host_memory_test
+}  // namespace zeropage::device::host_memory_test

@@ -11,7 +11,7 @@
 #include "offload/copy_engine.h"
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
 
-namespace zeropage::memory::page_locked_test {
+namespace zeropage::device::page_locked_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -108,8 +108,8 @@ TEST_F(PageLockedTest, ABlockIsKnownThroughWhateverTensorItIsSeen) {
         return torch::from_blob(values.data_ptr<float>() + 3, {kNumel}, at::kFloat);
       },
       [](const Tensor& values) {
-        const c10::Storage within = storage_within(values, /*offset=*/5, kNumel);
-        return tensor_in(within, torch::empty({kNumel}), /*offset=*/0, at::kFloat);
+        const c10::Storage within = memory::storage_within(values, /*offset=*/5, kNumel);
+        return memory::tensor_in(within, torch::empty({kNumel}), /*offset=*/0, at::kFloat);
       }};
   for (size_t i = 0; i < shares.size(); ++i) {
     const auto copied = copied_late([&](const Tensor& to, offload::CopyEngine&) {
@@ -207,4 +207,4 @@ TEST_F(PageLockedTest, ACopyToTheHostArrivesWhileTheHostGoesOn) {
 }
 
 }  // namespace
-}  // namespace zeropage::memory::page_locked_test
+}  // namespace zeropage::device::page_locked_test

@@ -14,8 +14,10 @@
 #include "zeropage/process_memory.h"
 #include "zeropage/testing.h"
 
-namespace zeropage::memory::pinned_arena_test {
+namespace zeropage::device::pinned_arena_test {
 namespace {
+
+using memory::operator""_MiB;
 
 using testing::error_of;
 using ::testing::HasSubstr;
@@ -71,10 +73,10 @@ TEST(PinnedArenaTest, MapsNoPageMoreAndFirstTouchesAll) {
   constexpr int64_t kBytes = 40_MiB + 4096;  // a power of two would be 64 MiB
   for (const HugePages huge_pages : {HugePages::kAsk, HugePages::kNone}) {
     for (const CoreSet& cores : {CoreSet{}, Machine::here().cores()}) {
-      const int64_t before = resident_bytes();
+      const int64_t before = memory::resident_bytes();
       PinnedArena arena(kBytes, {.cores = cores, .huge_pages = huge_pages});
       const at::Tensor all = arena.take(kBytes, at::kByte);
-      EXPECT_NEAR(static_cast<double>(resident_bytes() - before), kBytes, 2_MiB);
+      EXPECT_NEAR(static_cast<double>(memory::resident_bytes() - before), kBytes, 2_MiB);
       expect_on_own_nodes(all.data_ptr(), kBytes);
     }
   }
@@ -83,7 +85,7 @@ TEST(PinnedArenaTest, MapsNoPageMoreAndFirstTouchesAll) {
 TEST(PinnedArenaTest, LivesAsLongAsATensorOfItAndNoLonger) {
   if (kHasShadow) GTEST_SKIP() << "ThreadSanitizer's shadow of the arena is resident too";
   constexpr int64_t kBytes = 32_MiB;
-  const int64_t before = resident_bytes();
+  const int64_t before = memory::resident_bytes();
   at::Tensor tensor;
   {
     PinnedArena arena(kBytes);
@@ -92,20 +94,20 @@ TEST(PinnedArenaTest, LivesAsLongAsATensorOfItAndNoLonger) {
   }
   tensor.fill_(3);
   EXPECT_EQ(tensor.view({-1})[-1].item<float>(), 3);
-  EXPECT_NEAR(static_cast<double>(resident_bytes() - before), kBytes, 2_MiB);
+  EXPECT_NEAR(static_cast<double>(memory::resident_bytes() - before), kBytes, 2_MiB);
   tensor.reset();
-  EXPECT_NEAR(static_cast<double>(resident_bytes() - before), 0, 2_MiB);
+  EXPECT_NEAR(static_cast<double>(memory::resident_bytes() - before), 0, 2_MiB);
 }
 
 TEST(PinnedArenaTest, IsOnNoLedger) {
-  const int64_t before = host_allocated_bytes();
-  const auto ledger = std::make_shared<Ledger>("rank 1/2");
-  const LedgerScope scope(ledger);
+  const int64_t before = memory::host_allocated_bytes();
+  const auto ledger = std::make_shared<memory::Ledger>("rank 1/2");
+  const memory::LedgerScope scope(ledger);
   PinnedArena arena(1_MiB);
   const at::Tensor tensor = arena.take(1000, at::kFloat);
   EXPECT_EQ(ledger->now().total(), 0);
-  EXPECT_EQ(host_allocated_bytes(), before);
-  EXPECT_FALSE(assign(tensor, Kind::kOptimizerState));
+  EXPECT_EQ(memory::host_allocated_bytes(), before);
+  EXPECT_FALSE(memory::assign(tensor, memory::Kind::kOptimizerState));
 }
 
 TEST(PinnedArenaTest, RefusesMoreThanTheHostHasBeforeItTakesAny) {
@@ -156,4 +158,4 @@ TEST(PageNodesTest, SaysInALineHowManyBytesLieWhere) {
 }
 
 }  // namespace
-}  // namespace zeropage::memory::pinned_arena_test
+}  // namespace zeropage::device::pinned_arena_test

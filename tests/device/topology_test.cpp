@@ -10,7 +10,7 @@
 
 #include "tests/harness/errors.h"
 
-namespace zeropage::memory::topology_test {
+namespace zeropage::device::topology_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -142,4 +142,4 @@ TEST(TopologyTest, BindsAThreadForAsLongAsTheScopeLives) {
 }
 
 }  // namespace
-}  // namespace zeropage::memory::topology_test
+}  // namespace zeropage::device::topology_test

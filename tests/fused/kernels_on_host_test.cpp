@@ -25,18 +25,18 @@ template <typename T>
 void expect_near(const std::vector<T>& expected, const std::vector<T>& got, double relative,
                  const char* what) {
   float most = 0;
-  for (const T value : expected) most = std::max(most, std::abs(offload::to_float(value)));
+  for (const T value : expected) most = std::max(most, std::abs(optim::to_float(value)));
   for (size_t i = 0; i < expected.size(); ++i) {
-    ASSERT_NEAR(offload::to_float(got[i]), offload::to_float(expected[i]), relative * most)
+    ASSERT_NEAR(optim::to_float(got[i]), optim::to_float(expected[i]), relative * most)
         << what << " " << i;
   }
 }
 
 // Sums of 301 numbers in another order; a rounding to T more or less.
 template <typename T>
-constexpr double kClose = std::is_same_v<T, float>               ? 2e-6
-                          : std::is_same_v<T, offload::HalfBits> ? 0x1p-10
-                                                                 : 0x1p-7;
+constexpr double kClose = std::is_same_v<T, float>             ? 2e-6
+                          : std::is_same_v<T, optim::HalfBits> ? 0x1p-10
+                                                               : 0x1p-7;
 
 std::vector<float> sum_of_parts(const std::vector<float>& parts, int64_t count) {
   std::vector<float> sum(parts.size() / static_cast<size_t>(count));
@@ -67,7 +67,7 @@ class FusedKernelsOnHostTest : public ::testing::Test {
                        weight = drawn_elements<T>(kWidth, 4), bias = drawn_elements<T>(kWidth, 5);
 };
 
-using Elements = ::testing::Types<float, offload::BFloat16Bits, offload::HalfBits>;
+using Elements = ::testing::Types<float, optim::BFloat16Bits, optim::HalfBits>;
 TYPED_TEST_SUITE(FusedKernelsOnHostTest, Elements);
 
 TYPED_TEST(FusedKernelsOnHostTest, NormaliseAsTheLoopsDo) {
@@ -209,7 +209,7 @@ TYPED_TEST(FusedKernelsOnHostTest, TurnLogitsIntoGradientsAsTheLoopsDo) {
       EXPECT_EQ(figures[static_cast<size_t>(row)], sum.largest);
       EXPECT_NEAR(figures[static_cast<size_t>(kRows + row)], sum.sum, 2e-6 * sum.sum);
       const float of_target = figures[static_cast<size_t>(2 * kRows + row)];
-      EXPECT_EQ(of_target, is_here ? offload::to_float(of_row[own]) - sum.largest
+      EXPECT_EQ(of_target, is_here ? optim::to_float(of_row[own]) - sum.largest
                                    : -std::numeric_limits<float>::infinity());
       this->loops.to_probabilities(of_row, kWidth, sum.largest,
                                    static_cast<float>(target == kIgnored ? 0 : 1 / sum.sum));

@@ -12,8 +12,8 @@
 namespace zeropage::fused::cpu::loops_test {
 namespace {
 
-using offload::cpu::Instructions;
-using offload::cpu::instructions_of_processor;
+using optim::cpu::Instructions;
+using optim::cpu::instructions_of_processor;
 using zeropage::testing::drawn_elements;
 
 std::vector<Instructions> sets_here() {
@@ -115,8 +115,8 @@ TEST(FusedLoopsTest, HaveTheSameBitsWithEveryInstructionSet) {
       EXPECT_EQ(everything<T>(set), expected) << name_of(set);
   };
   expect_same(float{});
-  expect_same(offload::BFloat16Bits{});
-  expect_same(offload::HalfBits{});
+  expect_same(optim::BFloat16Bits{});
+  expect_same(optim::HalfBits{});
 }
 
 TEST(FusedLoopsTest, HaveExponentsThatAreRightFromTheLeastToTheLargest) {

@@ -15,8 +15,8 @@ namespace zeropage::testing::cuda_on_host_test {
 namespace {
 
 using lockstep::Order;
-using offload::cuda::launch;
-using offload::cuda::Launch;
+using optim::cuda::launch;
+using optim::cuda::Launch;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
@@ -227,10 +227,10 @@ TEST_F(CudaOnHostTest, LaunchesThatFailSayWhatAndWhy) {
 }
 
 TEST_F(CudaOnHostTest, GridsAreAsLargeAsTheProcessorsSay) {
-  EXPECT_EQ(offload::cuda::blocks_for(1000000, 256), 64U);
+  EXPECT_EQ(optim::cuda::blocks_for(1000000, 256), 64U);
   cuda_on_host::device.processors = 2;
-  EXPECT_EQ(offload::cuda::blocks_for(1000000, 256), 128U);
-  EXPECT_EQ(offload::cuda::blocks_for(257, 256), 2U);
+  EXPECT_EQ(optim::cuda::blocks_for(1000000, 256), 128U);
+  EXPECT_EQ(optim::cuda::blocks_for(257, 256), 2U);
 }
 
 }  // namespace

@@ -41,9 +41,9 @@ class DelayedCommunicator final : public comm::Communicator {
     auto on_device = std::make_shared<Pending::OnDevice>(
         Pending::OnDevice{.device = device(), .end = {}, .check = {}});
     const Pending on_host = thread_.run(
-        [this, delay, operation, on_device, begun = memory::Stream::current(device()).record()] {
+        [this, delay, operation, on_device, begun = device::Stream::current(device()).record()] {
           std::this_thread::sleep_for(delay);
-          const memory::StreamScope scope(stream_);
+          const device::StreamScope scope(stream_);
           stream_.wait(begun);
           operation().wait();
           on_device->end = stream_.record();
@@ -90,7 +90,7 @@ class DelayedCommunicator final : public comm::Communicator {
 
   const std::unique_ptr<comm::Communicator> inner_;
   const std::function<void(const std::string& what)> on_send_;
-  const memory::Stream stream_ = memory::Stream::another(device());
+  const device::Stream stream_ = device::Stream::another(device());
   std::mt19937 random_;
   std::uniform_int_distribution<int> milliseconds_;
   comm::detail::ProgressThread thread_;  // last: its tasks use everything above

@@ -106,8 +106,8 @@ inline void on_devices(Carrier carrier, int ranks, const RankFunction& fn) {
       ranks,
       [&](comm::World& world) {
         memory::set_current_device(world.device());
-        const memory::StreamScope compute(ranks == 1 ? memory::Stream::current(world.device())
-                                                     : memory::Stream::another(world.device()));
+        const device::StreamScope compute(ranks == 1 ? device::Stream::current(world.device())
+                                                     : device::Stream::another(world.device()));
         fn(world);
       },
       on_fake_devices(carrier, ranks));

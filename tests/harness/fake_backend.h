@@ -154,14 +154,14 @@ class FakeBackend final : public c10d::Backend {
 
  private:
   struct FakeWork final : c10d::Work {
-    explicit FakeWork(c10::Device device, memory::Event end)
+    explicit FakeWork(c10::Device device, device::Event end)
         : device_(device), end_(std::move(end)) {}
     bool wait(std::chrono::milliseconds) override {
-      memory::Stream::current(device_).wait(end_);
+      device::Stream::current(device_).wait(end_);
       return true;
     }
     const c10::Device device_;
-    const memory::Event end_;
+    const device::Event end_;
   };
 
   Work enqueue(bool async, std::function<void()> task) {
@@ -170,12 +170,12 @@ class FakeBackend final : public c10d::Backend {
       return {};
     }
     ++hops_;
-    const memory::Event begun = memory::Stream::current(device_).record();
+    const device::Event begun = device::Stream::current(device_).record();
     const c10::StreamGuard guard(stream_);
-    memory::Stream::current(device_).wait(begun);
+    device::Stream::current(device_).wait(begun);
     count_launch("a collective");
     fake_stream(stream_).enqueue("a collective", std::move(task));
-    return c10::make_intrusive<FakeWork>(device_, memory::Stream::current(device_).record());
+    return c10::make_intrusive<FakeWork>(device_, device::Stream::current(device_).record());
   }
 
   // On the stream's thread. Without a peer it does not end, as on a device, until it is aborted.

@@ -32,11 +32,11 @@ struct FakePages {
   std::function<void(size_t)> on_arrival;     // while it is in flight; may throw. Unset: never is
 };
 
-class FakePageSource final : public memory::PageSource {
+class FakePageSource final : public paging::PageSource {
  public:
   explicit FakePageSource(std::shared_ptr<FakePages> pages) : pages_(std::move(pages)) {}
 
-  memory::Fetch start_fetch(size_t page) override {
+  paging::Fetch start_fetch(size_t page) override {
     // Callbacks of a test (EvictBeforeEveryOperator) must not enter the pager from here.
     const at::DisableRecordFunctionGuard no_callbacks;
     if (pages_->on_start) pages_->on_start(page);
@@ -77,8 +77,8 @@ class FakePageSource final : public memory::PageSource {
 // A pager over a FakePageSource. Trapped tensors may outlive it.
 class FakePaging {
  public:
-  explicit FakePaging(memory::PagerOptions options = {})
-      : pager(memory::Pager::make(std::make_unique<FakePageSource>(pages), std::move(options))) {}
+  explicit FakePaging(paging::PagerOptions options = {})
+      : pager(paging::Pager::make(std::make_unique<FakePageSource>(pages), std::move(options))) {}
 
   // Gives the tensor's storage a page of its own and evicts it.
   size_t add(const std::string& name, const at::Tensor& tensor) {
@@ -89,10 +89,10 @@ class FakePaging {
   size_t add_storages(const std::string& name,
                       const std::vector<std::vector<at::Tensor>>& storages) {
     std::vector<at::Tensor> flats;
-    std::vector<memory::Page::StorageInPage> page_storages;
+    std::vector<paging::Page::StorageInPage> page_storages;
     int64_t bytes = 0;
     for (const auto& sharing : storages) {
-      for (const at::Tensor& tensor : sharing) memory::set_trap(tensor);
+      for (const at::Tensor& tensor : sharing) paging::set_trap(tensor);
       const c10::Storage& storage = sharing.front().storage();
       const auto dtype = sharing.front().scalar_type();
       const auto numel = static_cast<int64_t>(storage.nbytes() / c10::elementSize(dtype));
@@ -127,14 +127,14 @@ class FakePaging {
   int64_t faults() const { return pager->statistics().faults; }
 
   const std::shared_ptr<FakePages> pages = std::make_shared<FakePages>();
-  std::shared_ptr<memory::Pager> pager;
+  std::shared_ptr<paging::Pager> pager;
 };
 
 // The worst pager: while it lives, before every operator of this thread (those inside of operators,
 // of backward and of optimizers too), all that is not in use goes.
 class EvictBeforeEveryOperator {
  public:
-  explicit EvictBeforeEveryOperator(const std::shared_ptr<memory::Pager>& pager) {
+  explicit EvictBeforeEveryOperator(const std::shared_ptr<paging::Pager>& pager) {
     pager_ = pager.get();
     handle_ = at::addThreadLocalCallback(
         at::RecordFunctionCallback([](const at::RecordFunction&) {
@@ -147,7 +147,7 @@ class EvictBeforeEveryOperator {
   EvictBeforeEveryOperator& operator=(const EvictBeforeEveryOperator&) = delete;
 
  private:
-  static inline thread_local memory::Pager* pager_ = nullptr;
+  static inline thread_local paging::Pager* pager_ = nullptr;
   at::CallbackHandle handle_;
 };
 

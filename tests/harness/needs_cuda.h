@@ -15,7 +15,7 @@ template <typename Base = ::testing::Test>
 class NeedsCuda : public Base {
  protected:
   void SetUp() override {
-    if (!offload::cuda::is_built()) GTEST_SKIP() << "built without CUDA";
+    if (!optim::cuda::is_built()) GTEST_SKIP() << "built without CUDA";
     if (torch::cuda::is_available()) return;
     constexpr const char* kDriver = "/dev/nvidiactl";
     if (!std::filesystem::exists(kDriver)) GTEST_SKIP() << "no CUDA device: no " << kDriver;

@@ -12,8 +12,10 @@
 #include "zeropage/check.h"
 #include "zeropage/testing.h"
 
-namespace zeropage::memory::construction_tape_test {
+namespace zeropage::operators::construction_tape_test {
 namespace {
+
+using memory::operator""_KiB;
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -105,7 +107,7 @@ std::string error_of(const std::function<void()>& fn) {
   try {
     fn();
   } catch (const std::exception& error) {
-    return message_of(error);
+    return memory::message_of(error);
   }
   return "no error";
 }
@@ -163,8 +165,8 @@ TEST(ConstructionTapeTest, GivesRecurrentLayersAndAttentionThePlainBits) {
 }
 
 TEST(ConstructionTapeTest, TakesNoMemoryWhileRecording) {
-  const auto ledger = std::make_shared<Ledger>("rank 0/1");
-  const LedgerScope scope(ledger);
+  const auto ledger = std::make_shared<memory::Ledger>("rank 0/1");
+  const memory::LedgerScope scope(ledger);
   std::shared_ptr<torch::nn::Module> module;
   const ConstructionTape tape([&] { module = two_passes(4, 256, true); });
   for (const auto& parameter : module->parameters()) EXPECT_TRUE(parameter.is_meta());
@@ -437,8 +439,8 @@ TEST(ConstructionTapeTest, HoldsOneStorageAtATime) {
   for (const bool seed : {true, false}) {
     std::shared_ptr<torch::nn::Module> module;
     const ConstructionTape tape([&] { module = two_passes(8, kWidth, seed); });
-    const auto ledger = std::make_shared<Ledger>("rank 0/1");
-    const LedgerScope scope(ledger);
+    const auto ledger = std::make_shared<memory::Ledger>("rank 0/1");
+    const memory::LedgerScope scope(ledger);
     int64_t handed = 0, bytes = 0;
     tape.replay(module->parameters(), [&](const c10::StorageImpl&, at::Tensor values) {
       ++handed;
@@ -463,8 +465,8 @@ TEST(ConstructionTapeTest, FreesTemporariesAndDetachedWeightsAtOnce) {
     for (auto& parameter : model->parameters()) parameter.detach_();
     module = model.ptr();
   });
-  const auto ledger = std::make_shared<Ledger>("rank 0/1");
-  const LedgerScope scope(ledger);
+  const auto ledger = std::make_shared<memory::Ledger>("rank 0/1");
+  const memory::LedgerScope scope(ledger);
   tape.replay(module->parameters(), [](const c10::StorageImpl&, at::Tensor) {});
   // The weight, what it is made from, the factors and the workspace of one decomposition.
   EXPECT_PEAK_BYTES_LE(*ledger, 6 * kWeightBytes);
@@ -492,8 +494,8 @@ TEST(ConstructionTapeTest, ComputesOnlyWhatATargetNeeds) {
     torch::empty({1 << 20}).fill_(1).mul_(2);
     target = torch::ones({4}) + torch::full({4}, 2.0);
   });
-  const auto ledger = std::make_shared<Ledger>("rank 0/1");
-  const LedgerScope scope(ledger);
+  const auto ledger = std::make_shared<memory::Ledger>("rank 0/1");
+  const memory::LedgerScope scope(ledger);
   EXPECT_TRUE(torch::equal(Values(tape, {target}).of(target), torch::full({4}, 3.0)));
   EXPECT_PEAK_BYTES_LE(*ledger, 4_KiB);
 }
@@ -669,4 +671,4 @@ TEST(ConstructionTapeTest, LetsTheSinksErrorThroughAndKeepsTheGenerator) {
 }
 
 }  // namespace
-}  // namespace zeropage::memory::construction_tape_test
+}  // namespace zeropage::operators::construction_tape_test

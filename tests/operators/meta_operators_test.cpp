@@ -13,7 +13,7 @@
 #include "zeropage/distributed_data_parallel.h"
 #include "zeropage/ledger.h"
 
-namespace zeropage::memory::meta_operators_test {
+namespace zeropage::operators::meta_operators_test {
 namespace {
 
 using torch::Tensor;
@@ -102,9 +102,9 @@ TEST_F(MetaOperatorsTest, GiveAttentionItsSizes) {
 
 // Scores of 4 MiB would show.
 TEST_F(MetaOperatorsTest, KeepOfAttentionWhatTheHostsKernelKeeps) {
-  observe_meta_memory();
-  const auto ledger = std::make_shared<Ledger>();
-  const LedgerScope scope(ledger);
+  memory::observe_meta_memory();
+  const auto ledger = std::make_shared<memory::Ledger>();
+  const memory::LedgerScope scope(ledger);
   const Tensor input = torch::zeros({1, 1, 1024, 8}, torch::device(torch::kMeta)).requires_grad_();
   const Tensor mixed = at::scaled_dot_product_attention(input, input, input);
   EXPECT_EQ(ledger->now(c10::kMeta).total(), 2 * 1024 * 8 * 4 + 1024 * 4);
@@ -144,7 +144,7 @@ bool is_made_by(const std::shared_ptr<torch::autograd::Node>& node, const std::s
 }
 
 TEST_F(MetaOperatorsTest, GiveAnLstmItsSizesWithWhatTheHostsKernelKeepsAndTakes) {
-  observe_meta_memory();
+  memory::observe_meta_memory();
   at::set_num_threads(1);
   struct Bytes {
     std::string result;
@@ -153,8 +153,8 @@ TEST_F(MetaOperatorsTest, GiveAnLstmItsSizesWithWhatTheHostsKernelKeepsAndTakes)
   };
   const auto bytes_on = [](torch::Device device, const torch::nn::LSTMOptions& options,
                            at::IntArrayRef sizes, torch::ScalarType dtype) {
-    const auto ledger = std::make_shared<Ledger>();
-    const LedgerScope scope(ledger);
+    const auto ledger = std::make_shared<memory::Ledger>();
+    const memory::LedgerScope scope(ledger);
     auto lstm = module_on<torch::nn::LSTM>(device, [&] {
       const DefaultDtype of_parameters(dtype);
       return torch::nn::LSTM(options);
@@ -242,4 +242,4 @@ TEST_F(MetaOperatorsTest, GiveConvolutionsTheirSizes) {
 }
 
 }  // namespace
-}  // namespace zeropage::memory::meta_operators_test
+}  // namespace zeropage::operators::meta_operators_test

@@ -15,8 +15,8 @@ namespace zeropage::adafactor_test {
 namespace {
 
 using namespace zeropage::testing;
-using offload::FactoredPart;
-using offload::FactoredShape;
+using optim::FactoredPart;
+using optim::FactoredShape;
 using ::testing::HasSubstr;
 
 constexpr int kSteps = 10;
@@ -157,13 +157,13 @@ TEST(AdafactorTest, GoesOnFromAnArchive) {
 // All that is made of a matrix's gradient, on parts that begin at `cuts`.
 struct Made {
   torch::Tensor magnitudes, sums, directions;
-  offload::FactoredMoments moments;
+  optim::FactoredMoments moments;
 };
 
 Made made_of_parts(const FactoredShape& shape, const torch::Tensor& gradient,
                    std::vector<int64_t> cuts,
-                   offload::cpu::Instructions instructions = offload::cpu::Instructions::kAvx512,
-                   offload::FactoredBy by = offload::FactoredBy::kLoops) {
+                   optim::cpu::Instructions instructions = optim::cpu::Instructions::kAvx512,
+                   optim::FactoredBy by = optim::FactoredBy::kLoops) {
   Made made{.magnitudes = torch::zeros({shape.sums()}),
             .sums = torch::zeros({shape.sums()}, torch::kDouble),
             .directions = torch::empty({gradient.numel()}),
@@ -185,11 +185,11 @@ Made made_of_parts(const FactoredShape& shape, const torch::Tensor& gradient,
     }
   };
   for_each_part([&](const FactoredPart& part, const torch::Tensor&) {
-    offload::raise_to_magnitudes(part, made.magnitudes);
+    optim::raise_to_magnitudes(part, made.magnitudes);
   });
-  const torch::Tensor windows = offload::windows_of(shape, made.magnitudes);
+  const torch::Tensor windows = optim::windows_of(shape, made.magnitudes);
   for_each_part([&](const FactoredPart& part, const torch::Tensor&) {
-    offload::add_squares(part, windows, made.sums);
+    optim::add_squares(part, windows, made.sums);
   });
   made.moments.take(made.sums, 1);
   for_each_part([&](const FactoredPart& part, const torch::Tensor& directions) {
@@ -223,16 +223,15 @@ TEST_P(FactoredMomentsTest, HaveTheSameBitsHoweverTheMatrixIsCut) {
                                              {numel / 3, numel / 3 + 1, numel - 1},
                                              {0, numel}}) {
       for (const auto instructions :
-           {offload::cpu::Instructions::kAnyProcessor, offload::cpu::Instructions::kAvx2,
-            offload::cpu::Instructions::kAvx512}) {
+           {optim::cpu::Instructions::kAnyProcessor, optim::cpu::Instructions::kAvx2,
+            optim::cpu::Instructions::kAvx512}) {
         const Made made = made_of_parts(shape, gradient, cuts, instructions);
         EXPECT_TRUE(torch::equal(whole.magnitudes, made.magnitudes));
         EXPECT_TRUE(torch::equal(whole.sums, made.sums));
         EXPECT_TRUE(torch::equal(whole.directions, made.directions));
       }
-      const Made by_operators =
-          made_of_parts(shape, gradient, cuts, offload::cpu::Instructions::kAvx512,
-                        offload::FactoredBy::kOperators);
+      const Made by_operators = made_of_parts(
+          shape, gradient, cuts, optim::cpu::Instructions::kAvx512, optim::FactoredBy::kOperators);
       EXPECT_TRUE(torch::equal(whole.magnitudes, by_operators.magnitudes));
       EXPECT_TRUE(torch::equal(whole.sums, by_operators.sums));
       EXPECT_TRUE(torch::equal(whole.directions, by_operators.directions));

@@ -12,7 +12,7 @@
 #include "optim/fused_step.h"
 #include "tests/harness/errors.h"
 
-namespace zeropage::offload::adopt_copy_test {
+namespace zeropage::optim::adopt_copy_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -126,4 +126,4 @@ TEST(BlockHashesTest, DifferWhereABlockDoesAndNowhereElse) {
 }
 
 }  // namespace
-}  // namespace zeropage::offload::adopt_copy_test
+}  // namespace zeropage::optim::adopt_copy_test

@@ -10,7 +10,7 @@
 #include "tests/harness/needs_cuda.h"
 #include "tests/optim/step_cases.h"
 
-namespace zeropage::offload::cuda_kernels_test {
+namespace zeropage::optim::cuda_kernels_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -231,4 +231,4 @@ TEST_F(CudaCopyOutTest, RoundsEveryBitPatternAsTheCpuDoes) {
 }
 
 }  // namespace
-}  // namespace zeropage::offload::cuda_kernels_test
+}  // namespace zeropage::optim::cuda_kernels_test

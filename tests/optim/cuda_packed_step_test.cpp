@@ -4,7 +4,7 @@
 #include "tests/harness/needs_cuda.h"
 #include "tests/optim/packed_cases.h"
 
-namespace zeropage::offload::cuda_packed_step_test {
+namespace zeropage::optim::cuda_packed_step_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -101,4 +101,4 @@ TEST_F(CudaPackedStepTest, ZeroesTheGradientAndChangesNothingElseWhereFoundInfIs
 }
 
 }  // namespace
-}  // namespace zeropage::offload::cuda_packed_step_test
+}  // namespace zeropage::optim::cuda_packed_step_test

@@ -11,7 +11,7 @@
 
 #include "tests/harness/errors.h"
 
-namespace zeropage::offload::exact_sum_test {
+namespace zeropage::optim::exact_sum_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -198,4 +198,4 @@ TEST(ExactSumTest, RefusesWordsOfNoSum) {
 }
 
 }  // namespace
-}  // namespace zeropage::offload::exact_sum_test
+}  // namespace zeropage::optim::exact_sum_test

@@ -12,7 +12,7 @@
 #include "tests/harness/errors.h"
 #include "tests/optim/step_cases.h"
 
-namespace zeropage::offload::flat_norm_test {
+namespace zeropage::optim::flat_norm_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -119,9 +119,10 @@ torch::Tensor runs_unlike_each_other() {
   return torch::cat(runs);
 }
 
-ExactSum sum_with(cpu::Instructions instructions, const torch::Tensor& flat) {
+ExactSum sum_with(optim::cpu::Instructions instructions, const torch::Tensor& flat) {
   ExactDigits digits;
-  cpu::add_squares(flat_elements({"test", "flat"}, flat), 0, flat.numel(), digits, instructions);
+  optim::cpu::add_squares(flat_elements({"test", "flat"}, flat), 0, flat.numel(), digits,
+                          instructions);
   ExactSum sum;
   sum.add(digits);
   return sum;
@@ -136,7 +137,8 @@ TEST_P(FlatNormTest, AddsEachSquareHoweverMagnitudesChangeWithEverySetOfInstruct
     expected.add(element * element);
   }
   for (const auto instructions :
-       {cpu::Instructions::kAnyProcessor, cpu::Instructions::kAvx2, cpu::Instructions::kAvx512}) {
+       {optim::cpu::Instructions::kAnyProcessor, optim::cpu::Instructions::kAvx2,
+        optim::cpu::Instructions::kAvx512}) {
     EXPECT_EQ(sum_with(instructions, flat).words(), expected.words());
     for (const float bad : {INFINITY, NAN}) {
       auto spoiled = flat.clone();
@@ -190,4 +192,4 @@ TEST(FlatNormTest, RefusesOtherTensorsInWords) {
 }
 
 }  // namespace
-}  // namespace zeropage::offload::flat_norm_test
+}  // namespace zeropage::optim::flat_norm_test

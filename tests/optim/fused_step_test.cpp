@@ -9,7 +9,7 @@
 #include "tests/harness/errors.h"
 #include "tests/optim/step_cases.h"
 
-namespace zeropage::offload::fused_step_test {
+namespace zeropage::optim::fused_step_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -389,4 +389,4 @@ TEST(FusedStepRefusesTest, OptionsThatAreOutOfRangeInWords) {
 }
 
 }  // namespace
-}  // namespace zeropage::offload::fused_step_test
+}  // namespace zeropage::optim::fused_step_test

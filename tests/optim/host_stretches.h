@@ -77,12 +77,12 @@ class GuardedBuffer {
 
 struct NamedRule {
   std::string name;
-  offload::UpdateRule rule;
+  optim::UpdateRule rule;
 };
 
 // One of each alternative, with numbers as of a third step.
 inline std::vector<NamedRule> all_rules() {
-  using namespace offload;
+  using namespace optim;
   std::vector<NamedRule> rules;
   const auto add_adam = [&]<typename Rule>(const std::string& name, Rule /*kind*/) {
     rules.push_back({name, Rule{.decay = 0.97F,
@@ -94,10 +94,10 @@ inline std::vector<NamedRule> all_rules() {
                                 .eps = 1e-6F,
                                 .step_size = 0.11F}});
   };
-  add_adam("AdamW", AdamRule<WeightDecay::kOfValue, false>{});
-  add_adam("AdamWAmsgrad", AdamRule<WeightDecay::kOfValue, true>{});
-  add_adam("Adam", AdamRule<WeightDecay::kInGradient, false>{});
-  add_adam("AdamAmsgrad", AdamRule<WeightDecay::kInGradient, true>{});
+  add_adam("AdamW", optim::AdamRule<optim::WeightDecay::kOfValue, false>{});
+  add_adam("AdamWAmsgrad", optim::AdamRule<optim::WeightDecay::kOfValue, true>{});
+  add_adam("Adam", optim::AdamRule<optim::WeightDecay::kInGradient, false>{});
+  add_adam("AdamAmsgrad", optim::AdamRule<optim::WeightDecay::kInGradient, true>{});
   const auto add_sgd = [&]<typename Rule>(const std::string& name, Rule /*kind*/) {
     rules.push_back({name, Rule{.weight_decay = 0.1F,
                                 .buffer_rate = 0.9F,
@@ -105,26 +105,27 @@ inline std::vector<NamedRule> all_rules() {
                                 .momentum = 0.9F,
                                 .step_size = 0.1F}});
   };
-  add_sgd("Sgd", SgdRule<Momentum::kNone>{});
-  add_sgd("SgdMomentum", SgdRule<Momentum::kHeavyBall>{});
-  add_sgd("SgdNesterov", SgdRule<Momentum::kNesterov>{});
-  rules.push_back({"Adagrad", AdagradRule{.weight_decay = 0.1F, .eps = 1e-10F, .step_size = 0.1F}});
-  rules.push_back({"Lion", LionRule{.decay = 0.99F,
-                                    .beta1 = 0.9F,
-                                    .beta1_complement = 0.1F,
-                                    .beta2 = 0.99F,
-                                    .beta2_complement = 0.01F,
-                                    .step_size = 0.01F}});
+  add_sgd("Sgd", optim::SgdRule<optim::Momentum::kNone>{});
+  add_sgd("SgdMomentum", optim::SgdRule<optim::Momentum::kHeavyBall>{});
+  add_sgd("SgdNesterov", optim::SgdRule<optim::Momentum::kNesterov>{});
+  rules.push_back(
+      {"Adagrad", optim::AdagradRule{.weight_decay = 0.1F, .eps = 1e-10F, .step_size = 0.1F}});
+  rules.push_back({"Lion", optim::LionRule{.decay = 0.99F,
+                                           .beta1 = 0.9F,
+                                           .beta1_complement = 0.1F,
+                                           .beta2 = 0.99F,
+                                           .beta2_complement = 0.01F,
+                                           .step_size = 0.01F}});
   return rules;
 }
 
 // What a stretch is, and where it lies.
 struct StretchCase {
   int64_t numel = 1000;
-  offload::StateFormat format = offload::StateFormat::kFp32;
+  StateFormat format = StateFormat::kFp32;
   bool is_split = false;
-  offload::Precision gradient = offload::Precision::kFloat;
-  std::optional<offload::Precision> copy = std::nullopt;
+  optim::Precision gradient = optim::Precision::kFloat;
+  std::optional<optim::Precision> copy = std::nullopt;
   bool adopts_copy = false;  // of whose elements a third was written to
   int64_t first_in_block = 0;
   int64_t first_element = 0;
@@ -148,19 +149,19 @@ inline std::ostream& operator<<(std::ostream& out, const StretchCase& it) {
              << (it.zeroes_gradient ? ", zeroed" : "") << (it.adopts_copy ? ", adopts" : "");
 }
 
-inline size_t bytes_of(offload::Precision precision) {
-  return precision == offload::Precision::kFloat ? 4 : 2;
+inline size_t bytes_of(optim::Precision precision) {
+  return precision == optim::Precision::kFloat ? 4 : 2;
 }
 
-inline size_t bytes_of(offload::StateFormat format) {
-  return static_cast<size_t>(offload::state_bytes(format, 0, 1)) -
-         (format == offload::StateFormat::k8Bit ? sizeof(float) : 0);
+inline size_t bytes_of(StateFormat format) {
+  return static_cast<size_t>(state_bytes(format, 0, 1)) -
+         (format == StateFormat::k8Bit ? sizeof(float) : 0);
 }
 
 class HostStretch {
  public:
   explicit HostStretch(const StretchCase& of) : of_(of), random_(1) {
-    using namespace offload;
+    using namespace optim;
     gradient_ = {of.numel, of.shift + of.gradient_shift, bytes_of(of.gradient)};
     fill(gradient_, of.gradient);
     if (of.is_split) {
@@ -169,11 +170,11 @@ class HostStretch {
       fill_split();
     } else {
       values_ = {of.numel, of.shift + of.values_shift, sizeof(float)};
-      fill(values_, Precision::kFloat);
+      fill(values_, optim::Precision::kFloat);
     }
     if (of.copy) copy_ = {of.numel, of.shift + of.copy_shift, bytes_of(*of.copy)};
     if (of.adopts_copy) fill_copy();
-    for (int state = 0; state < kMostStates; ++state) {
+    for (int state = 0; state < optim::kMostStates; ++state) {
       const int64_t besides = state == 1 ? of.second_state_shift : 0;
       states_[state] = {of.numel, of.shift + besides, bytes_of(of.format)};
       fill_state(state);
@@ -185,32 +186,32 @@ class HostStretch {
   void set_gradient(int64_t i, float value) { gradient_.set(i, value); }
   void set_scale(int state, int64_t block, float scale) { scales_[state].set(block, scale); }
 
-  offload::PackedStretch packed() {
-    offload::PackedStretch stretch{.flat = without_states(), .format = of_.format};
-    for (int state = 0; state < offload::kMostStates; ++state) {
+  optim::PackedStretch packed() {
+    optim::PackedStretch stretch{.flat = without_states(), .format = of_.format};
+    for (int state = 0; state < optim::kMostStates; ++state) {
       stretch.states[state] = states_[state].as<void>();
       stretch.scales[state] = scales_[state].as<float>();
     }
     stretch.first_in_block = of_.first_in_block;
     stretch.place = {
         .seed = 0x123456789abcdef0, .step = 3, .tensor = 17, .first_element = of_.first_element};
-    stretch.high = high_.as<offload::BFloat16Bits>();
+    stretch.high = high_.as<optim::BFloat16Bits>();
     stretch.low = low_.as<uint16_t>();
     return stretch;
   }
 
   // The stretch with fp32 states and values.
-  offload::FlatStretch flat() {
-    offload::FlatStretch stretch = without_states();
-    for (int state = 0; state < offload::kMostStates; ++state) {
+  optim::FlatStretch flat() {
+    optim::FlatStretch stretch = without_states();
+    for (int state = 0; state < optim::kMostStates; ++state) {
       stretch.states[state] = states_[state].as<float>();
     }
     return stretch;
   }
 
   ::testing::AssertionResult is_same(HostStretch& other) {
-    const bool has_fp32_states = of_.format == offload::StateFormat::kFp32;
-    const bool has_fp32_gradient = of_.gradient == offload::Precision::kFloat;
+    const bool has_fp32_states = of_.format == StateFormat::kFp32;
+    const bool has_fp32_gradient = of_.gradient == optim::Precision::kFloat;
     auto same = gradient_.is_same(other.gradient_, has_fp32_gradient);
     if (!same) return same << " (gradient)";
     same = values_.is_same(other.values_, true);
@@ -221,7 +222,7 @@ class HostStretch {
     if (!same) return same << " (low)";
     same = copy_.is_same(other.copy_, false);
     if (!same) return same << " (copy)";
-    for (int state = 0; state < offload::kMostStates; ++state) {
+    for (int state = 0; state < optim::kMostStates; ++state) {
       same = states_[state].is_same(other.states_[state], has_fp32_states);
       if (!same) return same << " (state " << state << ")";
       same = scales_[state].is_same(other.scales_[state], true);
@@ -231,13 +232,13 @@ class HostStretch {
   }
 
  private:
-  offload::FlatStretch without_states() {
-    offload::FlatStretch stretch{.values = values_.as<float>(),
-                                 .gradient = gradient_.as<void>(),
-                                 .gradient_precision = of_.gradient,
-                                 .copy_out = copy_.as<void>(),
-                                 .numel = of_.numel,
-                                 .gradient_scale = 0.7F};
+  optim::FlatStretch without_states() {
+    optim::FlatStretch stretch{.values = values_.as<float>(),
+                               .gradient = gradient_.as<void>(),
+                               .gradient_precision = of_.gradient,
+                               .copy_out = copy_.as<void>(),
+                               .numel = of_.numel,
+                               .gradient_scale = 0.7F};
     if (of_.copy) stretch.copy_precision = *of_.copy;
     stretch.adopts_copy = of_.adopts_copy;
     if (of_.zeroes_gradient) stretch.gradient_to_zero = gradient_.as<void>();
@@ -250,35 +251,35 @@ class HostStretch {
   template <typename Element>
   Element narrowed(float value) {
     Element element{};
-    offload::assign(element, value);
+    optim::assign(element, value);
     return element;
   }
 
-  void fill(GuardedBuffer& buffer, offload::Precision precision) {
-    using namespace offload;
-    if (precision == Precision::kFloat) {
+  void fill(GuardedBuffer& buffer, optim::Precision precision) {
+    using namespace optim;
+    if (precision == optim::Precision::kFloat) {
       buffer.fill<float>([&] { return number(); });
-    } else if (precision == Precision::kBFloat16) {
-      buffer.fill<BFloat16Bits>([&] { return narrowed<BFloat16Bits>(number()); });
+    } else if (precision == optim::Precision::kBFloat16) {
+      buffer.fill<optim::BFloat16Bits>([&] { return narrowed<optim::BFloat16Bits>(number()); });
     } else {
-      buffer.fill<HalfBits>([&] { return narrowed<HalfBits>(number()); });
+      buffer.fill<optim::HalfBits>([&] { return narrowed<optim::HalfBits>(number()); });
     }
   }
 
   void fill_copy() {
     for (int64_t i = 0; i < of_.numel; ++i) {
       const float value = i % 3 == 0 ? number() : values_.as<float>()[i];
-      if (*of_.copy == offload::Precision::kBFloat16) {
-        copy_.set(i, narrowed<offload::BFloat16Bits>(value));
+      if (*of_.copy == optim::Precision::kBFloat16) {
+        copy_.set(i, narrowed<optim::BFloat16Bits>(value));
       } else {
-        copy_.set(i, narrowed<offload::HalfBits>(value));
+        copy_.set(i, narrowed<optim::HalfBits>(value));
       }
     }
   }
 
   void fill_split() {
     for (int64_t i = 0; i < of_.numel; ++i) {
-      const offload::SplitValue both = offload::split(number());
+      const optim::SplitValue both = optim::split(number());
       high_.set(i, both.high);
       low_.set(i, both.low);
     }
@@ -286,13 +287,13 @@ class HostStretch {
 
   // Not negative, since some are under a root.
   void fill_state(int state) {
-    using namespace offload;
+    using namespace optim;
     GuardedBuffer& buffer = states_[state];
-    const auto magnitude = [&] { return rounded::float_of(magnitude_of(number())); };
+    const auto magnitude = [&] { return rounded::float_of(optim::magnitude_of(number())); };
     if (of_.format == StateFormat::kFp32) {
       buffer.fill<float>(magnitude);
     } else if (of_.format == StateFormat::kBf16) {
-      buffer.fill<BFloat16Bits>([&] { return narrowed<BFloat16Bits>(magnitude()); });
+      buffer.fill<optim::BFloat16Bits>([&] { return narrowed<optim::BFloat16Bits>(magnitude()); });
     } else {
       buffer.fill<uint8_t>([&] { return static_cast<uint8_t>(random_()); });
       scales_[state] = {blocks_of(of_.first_in_block, of_.numel), 0, sizeof(float)};
@@ -304,8 +305,8 @@ class HostStretch {
   std::mt19937 random_;
   std::normal_distribution<float> normal_;
   GuardedBuffer gradient_, values_, high_, low_, copy_;
-  GuardedBuffer states_[offload::kMostStates];
-  GuardedBuffer scales_[offload::kMostStates];
+  GuardedBuffer states_[optim::kMostStates];
+  GuardedBuffer scales_[optim::kMostStates];
   float found_inf_ = 0;
 };
 

@@ -7,7 +7,7 @@
 
 #include "tests/harness/errors.h"
 
-namespace zeropage::offload::cpu::instructions_test {
+namespace zeropage::optim::cpu::instructions_test {
 namespace {
 
 using zeropage::testing::error_of;
@@ -44,4 +44,4 @@ TEST(InstructionsTest, AreNoMoreThanTheProcessorsAndThanAskedFor) {
 }
 
 }  // namespace
-}  // namespace zeropage::offload::cpu::instructions_test
+}  // namespace zeropage::optim::cpu::instructions_test

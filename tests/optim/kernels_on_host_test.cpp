@@ -18,12 +18,12 @@
 #include "optim/cuda/stochastic_rounding.h"
 #include "tests/optim/host_stretches.h"
 
-namespace zeropage::offload::kernels_on_host_test {
+namespace zeropage::optim::kernels_on_host_test {
 namespace {
 
 using namespace zeropage::testing;
-using cpu::Instructions;
 using lockstep::Order;
+using optim::cpu::Instructions;
 
 constexpr StateFormat kFormats[] = {StateFormat::kFp32, StateFormat::kBf16, StateFormat::k8Bit};
 constexpr Precision kPrecisions[] = {Precision::kFloat, Precision::kBFloat16, Precision::kHalf};
@@ -41,8 +41,8 @@ class CudaFusedStepOnHostTest : public KernelsOnHost {
       SCOPED_TRACE(::testing::Message() << named.name << ", " << of);
       HostStretch expected(of);
       HostStretch actual(of);
-      cpu::fused_step(named.rule, expected.flat(), 0, of.numel, Instructions::kAnyProcessor);
-      cuda::fused_step(named.rule, actual.flat(), nullptr);
+      optim::cpu::fused_step(named.rule, expected.flat(), 0, of.numel, Instructions::kAnyProcessor);
+      optim::cuda::fused_step(named.rule, actual.flat(), nullptr);
       EXPECT_TRUE(expected.is_same(actual));
     }
   }
@@ -128,11 +128,11 @@ class CudaFusedPiecesOnHostTest : public KernelsOnHost {
                            static_cast<int32_t>(pieces.size()));
       pieces.push_back(piece);
     }
-    if (!is_prepared) return cuda::fused_step_of_pieces(rule, first, pieces, nullptr);
+    if (!is_prepared) return optim::cuda::fused_step_of_pieces(rule, first, pieces, nullptr);
     const PieceList list{.pieces = pieces.data(),
                          .piece_of_tile = piece_of_tile.data(),
                          .tiles = static_cast<int64_t>(piece_of_tile.size())};
-    cuda::fused_step_of_pieces(rule, first, list, nullptr);
+    optim::cuda::fused_step_of_pieces(rule, first, list, nullptr);
   }
 
   // The cases differ in their numel and in where they lie.
@@ -141,7 +141,7 @@ class CudaFusedPiecesOnHostTest : public KernelsOnHost {
       std::vector<HostStretch> expected(cases.begin(), cases.end());
       for (HostStretch& stretch : expected) {
         const FlatStretch flat = stretch.flat();
-        cpu::fused_step(named.rule, flat, 0, flat.numel, Instructions::kAnyProcessor);
+        optim::cpu::fused_step(named.rule, flat, 0, flat.numel, Instructions::kAnyProcessor);
       }
       for (const bool is_prepared : {false, true}) {
         std::vector<HostStretch> actual(cases.begin(), cases.end());
@@ -249,8 +249,8 @@ class CudaBlockHashesOnHostTest : public KernelsOnHost {
  protected:
   static std::vector<uint64_t> hashes_of(const std::vector<uint32_t>& words, int64_t block_words) {
     std::vector<uint64_t> hashes(words.size() / static_cast<size_t>(block_words));
-    cuda::block_hashes(words.data(), block_words, static_cast<int64_t>(hashes.size()),
-                       hashes.data(), nullptr);
+    optim::cuda::block_hashes(words.data(), block_words, static_cast<int64_t>(hashes.size()),
+                              hashes.data(), nullptr);
     return hashes;
   }
 };
@@ -285,8 +285,9 @@ class CudaPackedStepOnHostTest : public KernelsOnHost {
       HostStretch expected(of);
       if (change) change(expected);
       HostStretch actual = expected;
-      cpu::packed_step(named.rule, expected.packed(), 0, of.numel, Instructions::kAnyProcessor);
-      cuda::packed_step(named.rule, actual.packed(), nullptr);
+      optim::cpu::packed_step(named.rule, expected.packed(), 0, of.numel,
+                              Instructions::kAnyProcessor);
+      optim::cuda::packed_step(named.rule, actual.packed(), nullptr);
       EXPECT_TRUE(expected.is_same(actual));
     }
   }
@@ -427,9 +428,9 @@ class CudaStochasticRoundingOnHostTest : public KernelsOnHost {
     const float* const from = numbers.flat().values;
     GuardedBuffer expected(numel, to_shift, sizeof(BFloat16Bits));
     GuardedBuffer actual(numel, to_shift, sizeof(BFloat16Bits));
-    cpu::round_stochastically(from, expected.as<BFloat16Bits>(), numel, place,
-                              Instructions::kAnyProcessor);
-    cuda::round_stochastically(from, actual.as<BFloat16Bits>(), numel, place, nullptr);
+    optim::cpu::round_stochastically(from, expected.as<BFloat16Bits>(), numel, place,
+                                     Instructions::kAnyProcessor);
+    optim::cuda::round_stochastically(from, actual.as<BFloat16Bits>(), numel, place, nullptr);
     EXPECT_TRUE(expected.is_same(actual, false))
         << numel << " from " << place.first_element << ", " << from_shift << ", " << to_shift;
   }
@@ -452,4 +453,4 @@ TEST_F(CudaStochasticRoundingOnHostTest, HasTheCpusBitsAtAnyNumelPlaceAndAlignme
 }
 
 }  // namespace
-}  // namespace zeropage::offload::kernels_on_host_test
+}  // namespace zeropage::optim::kernels_on_host_test

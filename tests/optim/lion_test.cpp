@@ -68,13 +68,13 @@ TEST(LionTest, HasTheBitsOfTheFusedStepAlsoInMatrices) {
   const auto values = random_numbers(60, 1);
   auto parameter = values.clone().view({6, 10}).requires_grad_();
   Lion lion({parameter}, by_hand());
-  offload::Stretch stretch{.values = values.clone()};
-  stretch.states = offload::make_states(by_hand(), values);
+  optim::Stretch stretch{.values = values.clone()};
+  stretch.states = optim::make_states(by_hand(), values);
   for (int number = 1; number <= 3; ++number) {
     stretch.gradient = random_numbers(60, static_cast<uint64_t>(10 + number));
     parameter.mutable_grad() = stretch.gradient.view({6, 10});
     lion.step();
-    offload::fused_step(by_hand(), number, stretch);
+    optim::fused_step(by_hand(), number, stretch);
   }
   EXPECT_TRUE(same_bits_of(stretch.values, parameter.detach().view(-1)));
 }

@@ -16,7 +16,7 @@
 #include "optim/cuda/flat_norm.h"
 #include "optim/norm_part.h"
 
-namespace zeropage::offload::norm_kernel_test {
+namespace zeropage::optim::norm_kernel_test {
 namespace {
 
 using testing::cuda_on_host::device;
@@ -54,8 +54,8 @@ Outcome by_kernel(const std::vector<Element>& flat, Case of) {
   for (const NormRange& range : ranges) most_blocks = std::max(most_blocks, range.blocks);
   std::vector<uint64_t> words(
       static_cast<size_t>(of.sums * kExactWords + parts_of(of.flags, kFlagsPerWord)));
-  cuda::add_norm_parts(flat.data(), of.parts.data(), ranges.data(), most_blocks,
-                       {.first = words.data(), .sums = of.sums}, nullptr);
+  optim::cuda::add_norm_parts(flat.data(), of.parts.data(), ranges.data(), most_blocks,
+                              {.first = words.data(), .sums = of.sums}, nullptr);
   Outcome outcome;
   for (int64_t sum = 0; sum < of.sums; ++sum) {
     auto& digits = outcome.sums.emplace_back();
@@ -126,12 +126,13 @@ Outcome by_bits(const std::vector<Element>& flat, const Case& of) {
 }
 
 template <typename Element>
-Outcome by_loops(const std::vector<Element>& flat, const Case& of, cpu::Instructions instructions) {
+Outcome by_loops(const std::vector<Element>& flat, const Case& of,
+                 optim::cpu::Instructions instructions) {
   Outcome outcome{.sums = {}, .flags = std::vector<bool>(static_cast<size_t>(of.flags))};
   std::vector<ExactDigits> sums(static_cast<size_t>(of.sums));
   for (const NormPart& part : of.parts) {
-    if (!cpu::add_squares(flat.data(), part.begin, part.begin + part.numel,
-                          sums[static_cast<size_t>(part.sum)], instructions)) {
+    if (!optim::cpu::add_squares(flat.data(), part.begin, part.begin + part.numel,
+                                 sums[static_cast<size_t>(part.sum)], instructions)) {
       outcome.flags[static_cast<size_t>(part.flag)] = true;
     }
   }
@@ -194,7 +195,8 @@ class NormKernelTest : public ::testing::Test {
   static void expect_the_squares(const std::vector<Element>& flat, const Case& of) {
     const Outcome expected = by_bits(flat, of);
     for (const auto instructions :
-         {cpu::Instructions::kAnyProcessor, cpu::Instructions::kAvx2, cpu::Instructions::kAvx512}) {
+         {optim::cpu::Instructions::kAnyProcessor, optim::cpu::Instructions::kAvx2,
+          optim::cpu::Instructions::kAvx512}) {
       EXPECT_TRUE(by_loops(flat, of, instructions) == expected)
           << flat.size() << " elements, instructions " << static_cast<int>(instructions);
     }
@@ -294,12 +296,12 @@ TEST(NormKernelTest, LeavesWhatEarlierCallsAdded) {
   const std::vector<NormRange> ranges = ranges_of(twice);
   std::vector<uint64_t> words(kExactWords + 1);
   for (int call = 0; call < 2; ++call) {
-    cuda::add_norm_parts(flat.data(), twice.parts.data(), ranges.data(), ranges[0].blocks,
-                         {.first = words.data(), .sums = 1}, nullptr);
+    optim::cuda::add_norm_parts(flat.data(), twice.parts.data(), ranges.data(), ranges[0].blocks,
+                                {.first = words.data(), .sums = 1}, nullptr);
   }
   std::vector<uint64_t> once(kExactWords + 1);
-  cuda::add_norm_parts(flat.data(), twice.parts.data(), ranges.data(), ranges[0].blocks,
-                       {.first = once.data(), .sums = 1}, nullptr);
+  optim::cuda::add_norm_parts(flat.data(), twice.parts.data(), ranges.data(), ranges[0].blocks,
+                              {.first = once.data(), .sums = 1}, nullptr);
   for (size_t i = 0; i < words.size(); ++i) EXPECT_EQ(words[i], 2 * once[i]) << i;
 }
 
@@ -325,4 +327,4 @@ TEST(NormKernelTest, ReadsNothingPastAPartsEnd) {
 }
 
 }  // namespace
-}  // namespace zeropage::offload::norm_kernel_test
+}  // namespace zeropage::optim::norm_kernel_test

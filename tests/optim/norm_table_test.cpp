@@ -11,7 +11,7 @@
 #include "tests/harness/errors.h"
 #include "tests/optim/step_cases.h"
 
-namespace zeropage::offload::norm_table_test {
+namespace zeropage::optim::norm_table_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -164,4 +164,4 @@ TEST(ExactDigitsTest, HaveRoomForTheirMostTerms) {
 }
 
 }  // namespace
-}  // namespace zeropage::offload::norm_table_test
+}  // namespace zeropage::optim::norm_table_test

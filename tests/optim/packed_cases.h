@@ -12,7 +12,7 @@
 #include "optim/split_values.h"
 #include "tests/optim/step_cases.h"
 
-namespace zeropage::offload::packed_cases {
+namespace zeropage::optim::packed_cases {
 
 using namespace zeropage::testing;
 
@@ -113,4 +113,4 @@ inline void for_each_case(const std::function<void(const AnyOptions&, const Form
   }
 }
 
-}  // namespace zeropage::offload::packed_cases
+}  // namespace zeropage::optim::packed_cases

@@ -14,12 +14,12 @@
 #include "tests/harness/errors.h"
 #include "tests/optim/packed_cases.h"
 
-namespace zeropage::offload::packed_step_test {
+namespace zeropage::optim::packed_step_test {
 namespace {
 
 using namespace zeropage::testing;
 using namespace packed_cases;
-using cpu::Instructions;
+using optim::cpu::Instructions;
 using ::testing::HasSubstr;
 using torch::optim::AdagradOptions;
 using torch::optim::AdamWOptions;
@@ -54,7 +54,7 @@ void expect_same_bits_of_every_set(const AnyOptions& options, const Stretch& bef
           std::visit([&](const auto& known) { return rule_of(known, step); }, options);
       FlatStretch flat{.gradient = copy.gradient.const_data_ptr(), .numel = copy.values.numel()};
       if (!copy.remainders.defined()) flat.values = copy.values.mutable_data_ptr<float>();
-      cpu::packed_step(rule, packed_of(copy, flat, step), 0, flat.numel, instructions);
+      optim::cpu::packed_step(rule, packed_of(copy, flat, step), 0, flat.numel, instructions);
     }
     return copy;
   };
@@ -280,7 +280,7 @@ TEST(SplitValuesTest, AreThoseOfTheLoops) {
   const auto values = torch::cat({random_numbers(1000, 1), torch::tensor({NAN, INFINITY, -0.0F})});
   const SplitValues expected = split_values(values);
   for (int64_t i = 0; i < values.numel(); ++i) {
-    const SplitValue split = zeropage::offload::split(values[i].item<float>());
+    const SplitValue split = zeropage::optim::split(values[i].item<float>());
     EXPECT_EQ(split.high.bits,
               static_cast<uint16_t>(expected.high.view(at::kShort)[i].item<int16_t>()));
     EXPECT_EQ(split.low, static_cast<uint16_t>(expected.low[i].item<int16_t>()));
@@ -288,4 +288,4 @@ TEST(SplitValuesTest, AreThoseOfTheLoops) {
 }
 
 }  // namespace
-}  // namespace zeropage::offload::packed_step_test
+}  // namespace zeropage::optim::packed_step_test

@@ -11,10 +11,10 @@
 
 #include "optim/cpu/quantised_loops.h"
 
-namespace zeropage::offload::quantisation_map_test {
+namespace zeropage::optim::quantisation_map_test {
 namespace {
 
-using cpu::Instructions;
+using optim::cpu::Instructions;
 
 constexpr auto kInfinity = std::numeric_limits<float>::infinity();
 constexpr auto kNaN = std::numeric_limits<float>::quiet_NaN();
@@ -28,7 +28,7 @@ Quantised quantised_block(StateSign sign, const std::vector<float>& values,
                           Instructions instructions = Instructions::kAvx512) {
   Quantised block{.codes = std::vector<uint8_t>(values.size())};
   block.scale =
-      cpu::quantised_loops(instructions)
+      optim::cpu::quantised_loops(instructions)
           .quantise(sign, values.data(), block.codes.data(), static_cast<int64_t>(values.size()));
   return block;
 }
@@ -36,7 +36,7 @@ Quantised quantised_block(StateSign sign, const std::vector<float>& values,
 std::vector<float> values_of(StateSign sign, const Quantised& block,
                              Instructions instructions = Instructions::kAvx512) {
   std::vector<float> values(block.codes.size());
-  cpu::quantised_loops(instructions)
+  optim::cpu::quantised_loops(instructions)
       .dequantise(sign, block.codes.data(), block.scale, values.data(),
                   static_cast<int64_t>(values.size()));
   return values;
@@ -83,7 +83,8 @@ class QuantisationMapTest : public ::testing::TestWithParam<StateSign> {
         value = (levels[above - 1] + levels[above]) / 2;
       }
       if (i % 4 != 0) {
-        value = rounded::float_of(rounded::bits_of(value) + static_cast<uint32_t>(ulps(random)));
+        value = optim::rounded::float_of(optim::rounded::bits_of(value) +
+                                         static_cast<uint32_t>(ulps(random)));
       }
       value = std::min(value, 1.0F);
       values.push_back(is_signed() && i % 3 == 0 ? -value : value);
@@ -228,4 +229,4 @@ TEST_P(QuantisationMapTest, HasTheSameBitsForEverySetOfInstructions) {
 }
 
 }  // namespace
-}  // namespace zeropage::offload::quantisation_map_test
+}  // namespace zeropage::optim::quantisation_map_test

@@ -80,13 +80,12 @@ inline std::string name_of(const ::testing::TestParamInfo<StepCase>& info) {
 
 inline std::vector<torch::Tensor> states_of(const AnyOptions& options,
                                             const torch::Tensor& values) {
-  return std::visit([&](const auto& known) { return offload::make_states(known, values); },
-                    options);
+  return std::visit([&](const auto& known) { return optim::make_states(known, values); }, options);
 }
 
-inline void step(const AnyOptions& options, int64_t number, const offload::Stretch& stretch,
-                 const offload::GradientFactors& factors = {}) {
-  std::visit([&](const auto& known) { offload::fused_step(known, number, stretch, factors); },
+inline void step(const AnyOptions& options, int64_t number, const optim::Stretch& stretch,
+                 const optim::GradientFactors& factors = {}) {
+  std::visit([&](const auto& known) { optim::fused_step(known, number, stretch, factors); },
              options);
 }
 
@@ -95,10 +94,10 @@ inline torch::Tensor random_numbers(int64_t numel, uint64_t seed) {
 }
 
 // Random values, gradient and states, as after some steps. undefined: no copy_out.
-inline offload::Stretch random_stretch(const AnyOptions& options, int64_t numel,
-                                       at::ScalarType gradient = at::kFloat,
-                                       at::ScalarType copy_out = at::ScalarType::Undefined) {
-  offload::Stretch stretch;
+inline optim::Stretch random_stretch(const AnyOptions& options, int64_t numel,
+                                     at::ScalarType gradient = at::kFloat,
+                                     at::ScalarType copy_out = at::ScalarType::Undefined) {
+  optim::Stretch stretch;
   stretch.values = random_numbers(numel, 1);
   stretch.gradient = random_numbers(numel, 2).to(gradient);
   if (copy_out != at::ScalarType::Undefined) {
@@ -112,19 +111,19 @@ inline offload::Stretch random_stretch(const AnyOptions& options, int64_t numel,
 }
 
 // Tensors that share no memory with the stretch's; made(tensor) for each that is defined.
-inline offload::Stretch map(const offload::Stretch& stretch,
-                            const std::function<torch::Tensor(const torch::Tensor&)>& made) {
-  offload::Stretch mapped{.values = made(stretch.values), .gradient = made(stretch.gradient)};
+inline optim::Stretch map(const optim::Stretch& stretch,
+                          const std::function<torch::Tensor(const torch::Tensor&)>& made) {
+  optim::Stretch mapped{.values = made(stretch.values), .gradient = made(stretch.gradient)};
   if (stretch.copy_out.defined()) mapped.copy_out = made(stretch.copy_out);
   for (const auto& state : stretch.states) mapped.states.push_back(made(state));
   return mapped;
 }
 
-inline offload::Stretch copy_of(const offload::Stretch& stretch) {
+inline optim::Stretch copy_of(const optim::Stretch& stretch) {
   return map(stretch, [](const torch::Tensor& tensor) { return tensor.clone(); });
 }
 
-inline offload::Stretch narrow(const offload::Stretch& stretch, int64_t begin, int64_t numel) {
+inline optim::Stretch narrow(const optim::Stretch& stretch, int64_t begin, int64_t numel) {
   return map(stretch, [&](const torch::Tensor& tensor) { return tensor.narrow(0, begin, numel); });
 }
 
@@ -156,8 +155,8 @@ inline ::testing::AssertionResult same_bits_but_of_nans(const torch::Tensor& exp
   return same_bits_of(expected.masked_select(is_number), on_host.masked_select(is_number));
 }
 
-inline ::testing::AssertionResult same_bits_of(const offload::Stretch& expected,
-                                               const offload::Stretch& actual) {
+inline ::testing::AssertionResult same_bits_of(const optim::Stretch& expected,
+                                               const optim::Stretch& actual) {
   auto result = same_bits_of(expected.values, actual.values);
   if (!result) return result << " (values)";
   if (expected.copy_out.defined()) {

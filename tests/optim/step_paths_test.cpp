@@ -8,7 +8,7 @@
 #include "tests/harness/errors.h"
 #include "tests/optim/step_cases.h"
 
-namespace zeropage::offload::step_paths_test {
+namespace zeropage::optim::step_paths_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -36,9 +36,10 @@ FlatStretch flat_of(const Stretch& stretch) {
 }
 
 // The second step by those instructions.
-void step_with(cpu::Instructions instructions, const AnyOptions& options, const Stretch& stretch) {
+void step_with(optim::cpu::Instructions instructions, const AnyOptions& options,
+               const Stretch& stretch) {
   const auto rule = std::visit([](const auto& known) { return rule_of(known, 2); }, options);
-  cpu::fused_step(rule, flat_of(stretch), 0, stretch.values.numel(), instructions);
+  optim::cpu::fused_step(rule, flat_of(stretch), 0, stretch.values.numel(), instructions);
 }
 
 TEST_F(StepPathsTest, HaveTheSameBitsWithAnyInstructionsAtAnyNumelAndOffset) {
@@ -50,8 +51,10 @@ TEST_F(StepPathsTest, HaveTheSameBitsWithAnyInstructionsAtAnyNumelAndOffset) {
                  {0, 333}, {1, 15}, {5, 67}, {3, 1}, {7, 4099}, {32, 2048}}) {
           SCOPED_TRACE(c10::str(dtype, " ", copy, " from ", begin, ": ", numel));
           const auto expected = copy_of(before);
-          step_with(cpu::Instructions::kAnyProcessor, options(), narrow(expected, begin, numel));
-          for (const auto instructions : {cpu::Instructions::kAvx2, cpu::Instructions::kAvx512}) {
+          step_with(optim::cpu::Instructions::kAnyProcessor, options(),
+                    narrow(expected, begin, numel));
+          for (const auto instructions :
+               {optim::cpu::Instructions::kAvx2, optim::cpu::Instructions::kAvx512}) {
             const auto actual = copy_of(before);
             step_with(instructions, options(), narrow(actual, begin, numel));
             EXPECT_TRUE(same_bits_of(expected, actual));
@@ -150,4 +153,4 @@ TEST(ListOfStretchesTest, IsCheckedBeforeAnythingIsWritten) {
 }
 
 }  // namespace
-}  // namespace zeropage::offload::step_paths_test
+}  // namespace zeropage::optim::step_paths_test

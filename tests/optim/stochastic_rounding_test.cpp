@@ -12,7 +12,7 @@
 #include "tests/harness/errors.h"
 #include "tests/optim/step_cases.h"
 
-namespace zeropage::offload::stochastic_rounding_test {
+namespace zeropage::optim::stochastic_rounding_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -89,14 +89,14 @@ TEST(StochasticRoundingTest, HasTheSameBitsOnAnyProcessor) {
   for (const int64_t first :
        {int64_t{0}, int64_t{3}, 8 * int64_t{0xfffffff0} + 5, int64_t{1} << 50}) {
     const RoundingPlace place{.seed = ~0ULL, .step = 1, .tensor = 2, .first_element = first};
-    cpu::round_stochastically(from.const_data_ptr<float>(),
-                              static_cast<BFloat16Bits*>(expected.mutable_data_ptr()), 5000, place,
-                              cpu::Instructions::kAnyProcessor);
+    optim::cpu::round_stochastically(from.const_data_ptr<float>(),
+                                     static_cast<BFloat16Bits*>(expected.mutable_data_ptr()), 5000,
+                                     place, optim::cpu::Instructions::kAnyProcessor);
     EXPECT_TRUE(same_bits_of(expected, rounded_at(from, place))) << first;
     const auto by_avx2 = torch::empty_like(expected);
-    cpu::round_stochastically(from.const_data_ptr<float>(),
-                              static_cast<BFloat16Bits*>(by_avx2.mutable_data_ptr()), 5000, place,
-                              cpu::Instructions::kAvx2);
+    optim::cpu::round_stochastically(from.const_data_ptr<float>(),
+                                     static_cast<BFloat16Bits*>(by_avx2.mutable_data_ptr()), 5000,
+                                     place, optim::cpu::Instructions::kAvx2);
     EXPECT_TRUE(same_bits_of(expected, by_avx2)) << first;
   }
 }
@@ -260,4 +260,4 @@ TEST(StochasticRoundingTest, RefusesOtherTensorsAndPlacesInWords) {
 }
 
 }  // namespace
-}  // namespace zeropage::offload::stochastic_rounding_test
+}  // namespace zeropage::optim::stochastic_rounding_test

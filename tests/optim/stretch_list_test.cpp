@@ -6,7 +6,7 @@
 #include "tests/harness/errors.h"
 #include "tests/optim/step_cases.h"
 
-namespace zeropage::offload::stretch_list_test {
+namespace zeropage::optim::stretch_list_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -252,4 +252,4 @@ TEST_F(StretchPiecesTest, AreCheckedAndNotMadeOnTheMetaDevice) {
 }
 
 }  // namespace
-}  // namespace zeropage::offload::stretch_list_test
+}  // namespace zeropage::optim::stretch_list_test

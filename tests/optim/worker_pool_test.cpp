@@ -21,7 +21,7 @@
 #include "tests/harness/errors.h"
 #include "zeropage/ledger.h"
 
-namespace zeropage::offload::worker_pool_test {
+namespace zeropage::optim::worker_pool_test {
 namespace {
 
 using testing::error_of;
@@ -34,7 +34,7 @@ cpu_set_t own_mask() {
 }
 
 WorkerPoolOptions of_threads(int threads) {
-  return {.cores = memory::Machine::here().cores(), .threads = threads};
+  return {.cores = device::Machine::here().cores(), .threads = threads};
 }
 
 // Each part returns only when `parts` of them are under way, so that each has a thread of its own.
@@ -69,7 +69,7 @@ TEST(WorkerPoolTest, CallsTheBodyOnceForEveryElement) {
 }
 
 TEST(WorkerPoolTest, HasAsManyThreadsAsItWasToldEachOnItsCore) {
-  const memory::CoreSet& cores = memory::Machine::here().cores();
+  const device::CoreSet& cores = device::Machine::here().cores();
   const cpu_set_t before = own_mask();
   constexpr int kThreads = 3;
   WorkerPool pool(of_threads(kThreads));
@@ -83,7 +83,7 @@ TEST(WorkerPoolTest, HasAsManyThreadsAsItWasToldEachOnItsCore) {
       const cpu_set_t mask = own_mask();
       const std::lock_guard lock(mutex);
       threads.insert(std::this_thread::get_id());
-      for (const memory::Core& core : cores) {
+      for (const device::Core& core : cores) {
         if (CPU_ISSET(core.cpus.front(), &mask)) first_cpus.insert(core.cpus.front());
       }
     });
@@ -116,15 +116,15 @@ TEST(WorkerPoolTest, LeavesThreadsToTheSchedulerWhereAskedTo) {
 }
 
 TEST(WorkerPoolTest, TakesThisProcesssCoresByDefault) {
-  EXPECT_EQ(WorkerPool().cores(), memory::own_core_set());
-  EXPECT_EQ(WorkerPool().threads(), static_cast<int>(memory::own_core_set().size()));
+  EXPECT_EQ(WorkerPool().cores(), device::own_core_set());
+  EXPECT_EQ(WorkerPool().threads(), static_cast<int>(device::own_core_set().size()));
 }
 
 TEST(WorkerPoolTest, RefusesOptionsThatMakeNoSense) {
-  EXPECT_THAT(error_of([] { WorkerPool({.cores = memory::CoreSet{}}); }),
+  EXPECT_THAT(error_of([] { WorkerPool({.cores = device::CoreSet{}}); }),
               HasSubstr("a core set of zero cores"));
   EXPECT_THAT(error_of([] { WorkerPool({.threads = -1}); }), HasSubstr("or 0 for one a core"));
-  EXPECT_THAT(error_of([] { WorkerPool({.cores = memory::CoreSet{{.cpus = {100000}}}}); }),
+  EXPECT_THAT(error_of([] { WorkerPool({.cores = device::CoreSet{{.cpus = {100000}}}}); }),
               HasSubstr("does not bind a thread to the hardware threads"));
 }
 
@@ -259,4 +259,4 @@ TEST(WorkerPoolScopeTest, ChangesNoBitOfAStepANormOrARounding) {
 }
 
 }  // namespace
-}  // namespace zeropage::offload::worker_pool_test
+}  // namespace zeropage::optim::worker_pool_test

@@ -21,8 +21,11 @@
 #include "zeropage/check.h"
 #include "zeropage/testing.h"
 
-namespace zeropage::memory::pager_test {
+namespace zeropage::paging::pager_test {
 namespace {
+
+using memory::operator""_KiB;
+using memory::operator""_MiB;
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -342,8 +345,8 @@ TEST_F(PagerTest, NeverHoldsMoreThanItsBudget) {
       most_at_once = std::max(most_at_once, at_once);
     }
     const int64_t budget = most_at_once + kPageBytes * (random() % 6);
-    const auto ledger = std::make_shared<Ledger>();
-    const LedgerScope scope(ledger);
+    const auto ledger = std::make_shared<memory::Ledger>();
+    const memory::LedgerScope scope(ledger);
     make(sizes, {.budget_bytes = budget});
     pages().on_arrival = [trial](size_t page) {
       std::this_thread::sleep_for(std::chrono::microseconds((page * 37 + trial) % 50));
@@ -461,7 +464,7 @@ TEST_F(PagerTest, EvictsForTheBudgetEvenWhatIsKeptUntilReleased) {
 TEST_F(PagerTest, KeepsPagesOfNoBytesOutOfTheBudget) {
   const auto free_of_cost = at::full({1024}, 5.0F);
   paging_.emplace(PagerOptions{.budget_bytes = kPageBytes});
-  memory::set_trap(free_of_cost);
+  set_trap(free_of_cost);
   this->pages().values.push_back(free_of_cost.clone());
   pager().add_page("free", 0, {{free_of_cost.storage(), 0}});
   tensors_ = {free_of_cost, at::full({1024}, 6.0F)};
@@ -579,7 +582,7 @@ TEST_F(PagerTest, CountsFaultsPrefetchesEvictionsAndBytes) {
     pager().end_pass(Pass::kTraining);
   }
   pager().release_all("the test");
-  const PagingStatistics statistics = pager().statistics();
+  const memory::PagingStatistics statistics = pager().statistics();
   const auto fetches = static_cast<int64_t>(pages().fetched.size());
   EXPECT_EQ(statistics.evictions, fetches) << "all that came have gone";
   EXPECT_GT(statistics.prefetched, 0);
@@ -588,7 +591,7 @@ TEST_F(PagerTest, CountsFaultsPrefetchesEvictionsAndBytes) {
   int64_t bytes = 0;
   for (const size_t page : pages().fetched) bytes += page % 2 == 0 ? 4_KiB : 8_KiB;
   EXPECT_EQ(statistics.bytes_gathered, bytes);
-  PagingStatistics doubled = statistics;
+  memory::PagingStatistics doubled = statistics;
   doubled += statistics;
   EXPECT_EQ((doubled - statistics).bytes_gathered, bytes);
 }
@@ -655,8 +658,8 @@ TEST_F(PagerTest, LetsAPrefetchThatFailedGoWhenNothingUsedIt) {
 
 TEST_F(PagerTest, ServesSeveralThreadsWithinATightBudget) {
   constexpr int kThreads = 4, kOperators = 100;
-  const auto ledger = std::make_shared<Ledger>();
-  const LedgerScope scope(ledger);
+  const auto ledger = std::make_shared<memory::Ledger>();
+  const memory::LedgerScope scope(ledger);
   make_pages(6, 2);
   pages().on_arrival = [](size_t page) {
     std::this_thread::sleep_for(std::chrono::microseconds(page * 17));
@@ -668,7 +671,7 @@ TEST_F(PagerTest, ServesSeveralThreadsWithinATightBudget) {
   std::vector<std::thread> threads;
   for (int thread = 0; thread < kThreads; ++thread) {
     threads.emplace_back([&, thread] {
-      const LedgerScope scope(ledger);
+      const memory::LedgerScope scope(ledger);
       std::mt19937 random(static_cast<unsigned>(thread));
       for (int op = 0; op < kOperators; ++op) {
         const size_t page = random() % 6;
@@ -848,4 +851,4 @@ TEST_F(PagerTest, PinsKnowEachOfManyPagesOnce) {
 }
 
 }  // namespace
-}  // namespace zeropage::memory::pager_test
+}  // namespace zeropage::paging::pager_test

@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace zeropage::memory::trace_test {
+namespace zeropage::paging::trace_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -132,4 +132,4 @@ TEST(TraceTest, ForgetsTheBeginningOfAPassThatNobodyEnds) {
 }
 
 }  // namespace
-}  // namespace zeropage::memory::trace_test
+}  // namespace zeropage::paging::trace_test

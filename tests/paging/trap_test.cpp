@@ -22,7 +22,7 @@
 #include "zeropage/bytes.h"
 #include "zeropage/check.h"
 
-namespace zeropage::memory::trap_test {
+namespace zeropage::paging::trap_test {
 namespace {
 
 using ::testing::AllOf;
@@ -35,7 +35,7 @@ using zeropage::testing::FakePaging;
 using zeropage::testing::same_bits;
 
 bool is_trapped(const at::Tensor& tensor) {
-  return tensor.key_set().has(kTrapKey);
+  return tensor.key_set().has(operators::kTrapKey);
 }
 
 void evict(FakePaging& paging) {
@@ -104,7 +104,7 @@ void expect_parity(const Make& make, const Loss& loss_of) {
     EXPECT_TRUE(same_bits(plain.gradients, paged.gradients)) << "gradients";
     EXPECT_TRUE(same_bits(plain.parameters, paged.parameters)) << "parameters";
     EXPECT_TRUE(same_bits(plain.buffers, paged.buffers)) << "buffers";
-    const PagingStatistics statistics = paging.pager->statistics();
+    const memory::PagingStatistics statistics = paging.pager->statistics();
     EXPECT_GE(statistics.faults + statistics.prefetched,
               static_cast<int64_t>(plain.parameters.size()))
         << "nothing was paged";
@@ -443,8 +443,8 @@ TEST_F(TrapTest, FindsADispatcherThatBehaves) {
 }
 
 TEST_F(TrapTest, FindsADispatcherThatPassesTheTrapBy) {
-  SelfCheck check("sharded parameters", "stage 0 or 1", [] {
-    const c10::impl::ExcludeDispatchKeyGuard passed_by(kTrapKey);
+  memory::SelfCheck check("sharded parameters", "stage 0 or 1", [] {
+    const c10::impl::ExcludeDispatchKeyGuard passed_by(operators::kTrapKey);
     probe_dispatcher();
   });
   EXPECT_THAT(error_of([&] { check.require(); }),
@@ -1037,4 +1037,4 @@ TEST_F(TrapTest, SaysSoWhenATensorOutlivedItsPager) {
 }
 
 }  // namespace
-}  // namespace zeropage::memory::trap_test
+}  // namespace zeropage::paging::trap_test

@@ -16,10 +16,10 @@ namespace {
 using namespace memory;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
-using zeropage::detail::AllocationChange;
-using zeropage::detail::AllocationRecord;
-using zeropage::detail::hold_what_stays;
-using zeropage::detail::Reserving;
+using zeropage::planning::AllocationChange;
+using zeropage::planning::AllocationRecord;
+using zeropage::planning::hold_what_stays;
+using zeropage::planning::Reserving;
 
 class AllocationRecordTest : public ::testing::Test {
  protected:
@@ -41,7 +41,7 @@ class AllocationRecordTest : public ::testing::Test {
 TEST_F(AllocationRecordTest, HasBlocksInTheirOrderWithTheirStreams) {
   const at::Tensor stays = allocate(3_MiB);
   {
-    const StreamScope on_another(Stream::another(c10::kMeta));
+    const device::StreamScope on_another(device::Stream::another(c10::kMeta));
     at::Tensor goes = allocate(5_MiB);
     assign(goes, Kind::kBucket);
   }

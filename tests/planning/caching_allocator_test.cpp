@@ -10,7 +10,7 @@ namespace zeropage::caching_allocator_test {
 namespace {
 
 using namespace memory;
-using zeropage::detail::CachingAllocator;
+using zeropage::planning::CachingAllocator;
 
 constexpr int64_t kCompute = 0;
 constexpr int64_t kGathers = 1;

@@ -93,8 +93,9 @@ TEST(FitTest, TakesTheCheapestThatFitsAndTrainingKeepsBelowTheLimit) {
     }
     // What has room keeps the stage that sends least.
     EXPECT_THAT(fit_layers(world, limited(1_GiB)).description, HasSubstr("stage "));
-    EXPECT_FALSE(shards_parameters(fit_layers(world, limited(1_GiB)).options));
-    EXPECT_TRUE(shards_gradients(fit_layers(world, limited(5 * kParameterBytes / 2)).options));
+    EXPECT_FALSE(zero::shards_parameters(fit_layers(world, limited(1_GiB)).options));
+    EXPECT_TRUE(
+        zero::shards_gradients(fit_layers(world, limited(5 * kParameterBytes / 2)).options));
   });
 }
 

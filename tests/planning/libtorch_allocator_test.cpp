@@ -16,7 +16,7 @@ namespace zeropage::libtorch_allocator_test {
 namespace {
 
 namespace libtorch = c10::cuda::CUDACachingAllocator;
-using detail::CachingAllocator;
+using planning::CachingAllocator;
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int kStreams = 3;

@@ -26,30 +26,37 @@ constexpr MachineSpeeds kSpeeds = {.product_flops_per_second = 100,
                                    .cores = 4};
 
 TEST(StepTimeTest, AddsWhatIsComputedAndSent) {
-  const StepThreads one{.threads_of_rank = 1};
-  EXPECT_DOUBLE_EQ(step_seconds({.forward_flops = 100}, kSpeeds, one), 3);
-  EXPECT_DOUBLE_EQ(step_seconds({.forward_flops = 100, .recomputed_flops = 50}, kSpeeds, one), 3.5);
-  EXPECT_DOUBLE_EQ(step_seconds({.forward_bytes = 10, .recomputed_bytes = 10}, kSpeeds, one), 4);
-  EXPECT_DOUBLE_EQ(step_seconds({.updated_elements = 2}, kSpeeds, one), 2);
-  EXPECT_DOUBLE_EQ(step_seconds({.sent_bytes = 20, .messages = 2}, kSpeeds, one), 2);
-  EXPECT_DOUBLE_EQ(step_seconds({.forward_flops = 100, .sent_bytes = 20}, kSpeeds, one), 4);
+  const planning::StepThreads one{.threads_of_rank = 1};
+  EXPECT_DOUBLE_EQ(planning::step_seconds({.forward_flops = 100}, kSpeeds, one), 3);
+  EXPECT_DOUBLE_EQ(
+      planning::step_seconds({.forward_flops = 100, .recomputed_flops = 50}, kSpeeds, one), 3.5);
+  EXPECT_DOUBLE_EQ(
+      planning::step_seconds({.forward_bytes = 10, .recomputed_bytes = 10}, kSpeeds, one), 4);
+  EXPECT_DOUBLE_EQ(planning::step_seconds({.updated_elements = 2}, kSpeeds, one), 2);
+  EXPECT_DOUBLE_EQ(planning::step_seconds({.sent_bytes = 20, .messages = 2}, kSpeeds, one), 2);
+  EXPECT_DOUBLE_EQ(planning::step_seconds({.forward_flops = 100, .sent_bytes = 20}, kSpeeds, one),
+                   4);
 }
 
 TEST(StepTimeTest, DividesTheCoresOfAHostAmongItsRanks) {
-  const StepWork work{.forward_flops = 100};
-  EXPECT_DOUBLE_EQ(step_seconds(work, kSpeeds, {}), 0.75);
-  EXPECT_DOUBLE_EQ(step_seconds(work, kSpeeds, {.ranks_of_host = 2}), 1.5);
-  EXPECT_DOUBLE_EQ(step_seconds(work, kSpeeds, {.ranks_of_host = 2, .threads_of_rank = 1}), 3);
+  const planning::StepWork work{.forward_flops = 100};
+  EXPECT_DOUBLE_EQ(planning::step_seconds(work, kSpeeds, {}), 0.75);
+  EXPECT_DOUBLE_EQ(planning::step_seconds(work, kSpeeds, {.ranks_of_host = 2}), 1.5);
+  EXPECT_DOUBLE_EQ(
+      planning::step_seconds(work, kSpeeds, {.ranks_of_host = 2, .threads_of_rank = 1}), 3);
   // More ranks than cores.
-  EXPECT_DOUBLE_EQ(step_seconds(work, kSpeeds, {.ranks_of_host = 8, .threads_of_rank = 1}), 6);
+  EXPECT_DOUBLE_EQ(
+      planning::step_seconds(work, kSpeeds, {.ranks_of_host = 8, .threads_of_rank = 1}), 6);
 }
 
 TEST(StepTimeTest, TakesTheLongerOfComputeAndDisk) {
-  const StepThreads one{.threads_of_rank = 1};
-  const StepWork work{.forward_flops = 100, .disk_read_bytes = 4, .disk_written_bytes = 2};
-  EXPECT_DOUBLE_EQ(step_seconds(work, kSpeeds, one), 3);
-  const StepWork slow{.forward_flops = 100, .disk_read_bytes = 16, .disk_written_bytes = 2};
-  EXPECT_DOUBLE_EQ(step_seconds(slow, kSpeeds, one), 5);
+  const planning::StepThreads one{.threads_of_rank = 1};
+  const planning::StepWork work{
+      .forward_flops = 100, .disk_read_bytes = 4, .disk_written_bytes = 2};
+  EXPECT_DOUBLE_EQ(planning::step_seconds(work, kSpeeds, one), 3);
+  const planning::StepWork slow{
+      .forward_flops = 100, .disk_read_bytes = 16, .disk_written_bytes = 2};
+  EXPECT_DOUBLE_EQ(planning::step_seconds(slow, kSpeeds, one), 5);
 }
 
 torch::nn::Sequential make_layers() {
@@ -82,12 +89,13 @@ TEST(StepTimeTest, PutsTheFastestFirstWhereSpeedsAreKnown) {
       });
   ASSERT_NE(at, timed.forecasts.end());
   const double forward_bytes = 4 * (2 * 8 * 64 * 4) + 8 * 64 * 4 + 4;
-  const StepWork work{.forward_flops = at->flops / 3,
-                      .forward_bytes = forward_bytes,
-                      .updated_elements = 4 * (64 * 64 + 64),
-                      .sent_bytes = static_cast<double>(at->sent.total().bytes),
-                      .messages = static_cast<double>(at->sent.total().messages)};
-  EXPECT_NEAR(at->seconds, step_seconds(work, kSpeeds, {.ranks_of_host = 2}), 0.02 * at->seconds);
+  const planning::StepWork work{.forward_flops = at->flops / 3,
+                                .forward_bytes = forward_bytes,
+                                .updated_elements = 4 * (64 * 64 + 64),
+                                .sent_bytes = static_cast<double>(at->sent.total().bytes),
+                                .messages = static_cast<double>(at->sent.total().messages)};
+  EXPECT_NEAR(at->seconds, planning::step_seconds(work, kSpeeds, {.ranks_of_host = 2}),
+              0.02 * at->seconds);
 }
 
 TEST(MachineSpeedsTest, AreMeasuredOnceAndKept) {

@@ -383,10 +383,10 @@ Gathers gathers_of(int64_t blocks, EveryBlocks every) {
       after = model.paging();
     }
     if (world.rank() != 0) return;
-    const ShardedModel& sharded = sharded_parameters_of(model);
+    const zero::ShardedModel& sharded = sharded_parameters_of(model);
     ASSERT_EQ(sharded.pages->layouts().size(), static_cast<size_t>(blocks));
     const memory::PagingStatistics step = after - before;
-    result = {memory::div_exact(step.bytes_gathered, sharded.paging->pager()->largest_page_bytes()),
+    result = {base::div_exact(step.bytes_gathered, sharded.paging->pager()->largest_page_bytes()),
               step.faults, step.prefetched};
   });
   return result;

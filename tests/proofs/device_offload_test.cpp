@@ -337,12 +337,12 @@ TEST_F(OffloadStreamsTest, NewValuesGoUpBesideComputeFromAThreadOfTheRanksDevice
   run([&](comm::World& world) {
     Options options = at_stage(2);
     options.offload.optimizer = Tier::kHost;
-    const auto page_offload = PageOffload::make(world, options);
+    const auto page_offload = zero::PageOffload::make(world, options);
     const torch::Tensor values =
         page_offload->values().add(/*page=*/0, 256, torch::kFloat, 1.5, Kind::kMasterWeights);
     EXPECT_TRUE(values.is_pinned());
     const torch::Tensor on_device = torch::zeros({256}, world.device());
-    OffloadedSteps steps(page_offload, OffloadedSteps::Publish::kAtOnce);
+    zero::OffloadedSteps steps(page_offload, zero::OffloadedSteps::Publish::kAtOnce);
     const size_t part = steps.add({.page = 0, .name = "", .values = values, .to = on_device});
     const c10::impl::VirtualGuardImpl guard(kAccelerator);
     std::unique_ptr<HeldStream> held;
@@ -356,7 +356,7 @@ TEST_F(OffloadStreamsTest, NewValuesGoUpBesideComputeFromAThreadOfTheRanksDevice
     steps.wait(part);
     EXPECT_EQ(of_thread, world.device());
     const auto is_up = [&] {
-      const memory::StreamScope beside(memory::Stream::another(world.device()));
+      const device::StreamScope beside(device::Stream::another(world.device()));
       return torch::equal(on_device.cpu(), values);
     };
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
@@ -372,9 +372,9 @@ TEST_F(OffloadStreamsTest, AGradientThatWaitsForItsStepIsNotOnTheDeviceAnyMore) 
   run([&](comm::World& world) {
     Options options = at_stage(2);
     options.offload.optimizer = Tier::kHost;
-    const auto page_offload = PageOffload::make(world, options);
-    TierStorage& storage = page_offload->values();
-    OffloadedSteps steps(page_offload, OffloadedSteps::Publish::kAtOnce);
+    const auto page_offload = zero::PageOffload::make(world, options);
+    zero::TierStorage& storage = page_offload->values();
+    zero::OffloadedSteps steps(page_offload, zero::OffloadedSteps::Publish::kAtOnce);
     const auto add = [&](size_t page) {
       return steps.add({.page = page,
                         .name = "",

@@ -325,7 +325,7 @@ TEST_F(DeviceStepTest, ForwardOnAnotherStreamIsRefused) {
       [](comm::World& world) {
         DistributedDataParallel<Oddball> model(make_on<Oddball>(world.device()), world,
                                                options_of(3));
-        const memory::StreamScope other(memory::Stream::another(world.device()));
+        const device::StreamScope other(device::Stream::another(world.device()));
         model(samples_on(world.device(), 0, 0).inputs);
       },
       on_fake_devices(Carrier::kStaged, 1));

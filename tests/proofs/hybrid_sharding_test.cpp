@@ -283,9 +283,9 @@ TEST_P(HybridTest, GradientsTravelOnceAStepBetweenGroupsAndParametersNever) {
                                                options_of(GetParam(), 2));
     Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
     Accumulator accumulator(model, {.micro_steps = kMicroSteps, .reduce = ReduceMicroSteps::kEach});
-    const ParameterPages& pages = *sharded_parameters_of(model).pages;
+    const zero::ParameterPages& pages = *sharded_parameters_of(model).pages;
     int64_t shard_bytes = 0;
-    for (const PageLayout& layout : pages.layouts()) shard_bytes += layout.shard_numel * 4;
+    for (const zero::PageLayout& layout : pages.layouts()) shard_bytes += layout.shard_numel * 4;
     const auto within = pages.shards().communicator().wire_traffic();
     const auto between = pages.worlds().replicas->communicator().wire_traffic();
     for (int micro = 0; micro < kMicroSteps; ++micro) {
@@ -379,7 +379,7 @@ Gathers gathers_of(const Options& options) {
   run_ranks(kRanks, [&](comm::World& world) {
     DistributedDataParallel<Transformer> model(make_seeded<Transformer>(), world, options);
     Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
-    const PageWorlds& worlds = sharded_parameters_of(model).pages->worlds();
+    const zero::PageWorlds& worlds = sharded_parameters_of(model).pages->worlds();
     const auto sent = [](const comm::World& among) {
       return among.communicator().wire_traffic().all_gather.bytes;
     };

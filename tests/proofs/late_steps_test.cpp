@@ -35,25 +35,26 @@ constexpr auto kLateBy = std::chrono::microseconds(200);
 
 // Stands for the fused update, whose kernels that device has not: it reads the flag on the device. Its
 // rate is 1 / (10 x its steps), so a step that is counted wrongly shows in the bits.
-class FlaggedUpdate final : public PageUpdate {
+class FlaggedUpdate final : public zero::PageUpdate {
  public:
-  explicit FlaggedUpdate(OwnedPart part) : part_(std::move(part)) {}
+  explicit FlaggedUpdate(zero::OwnedPart part) : part_(std::move(part)) {}
 
-  void add_groups(std::vector<OwnedGroup> groups) override {
-    for (const OwnedGroup& group : groups) {
+  void add_groups(std::vector<zero::OwnedGroup> groups) override {
+    for (const zero::OwnedGroup& group : groups) {
       slices_.insert(slices_.end(), group.shards.begin(), group.shards.end());
     }
   }
   void set_options(size_t /*group*/, const torch::optim::OptimizerOptions&) override {}
   bool reads_found_inf() const override { return true; }
   void uncount_step() override { --steps_; }
-  void visit_states(StateAccess /*access*/, const VisitState& /*visit*/) override {}
+  void visit_states(zero::StateAccess /*access*/, const VisitState& /*visit*/) override {}
   void set_updates(int64_t updates) override { steps_ = updates; }
 
-  void step(const torch::Tensor& of_part, const HasGradient& has_gradient,
-            const offload::GradientFactors& factors, const Directions& /*directions*/) override {
+  void step(const torch::Tensor& of_part, const zero::HasGradient& has_gradient,
+            const optim::GradientFactors& factors,
+            const zero::Directions& /*directions*/) override {
     ++steps_;
-    for (const ParameterShard& slice : slices_) {
+    for (const zero::ParameterShard& slice : slices_) {
       if (slice.range.empty() || !has_gradient(slice.parameter)) continue;
       auto values = part_.values.narrow(0, slice.range.begin, slice.range.numel());
       const auto gradient = of_part.narrow(0, slice.range.begin, slice.range.numel());
@@ -64,8 +65,8 @@ class FlaggedUpdate final : public PageUpdate {
   }
 
  private:
-  const OwnedPart part_;
-  std::vector<ParameterShard> slices_;
+  const zero::OwnedPart part_;
+  std::vector<zero::ParameterShard> slices_;
   int64_t steps_ = 0;
 };
 
@@ -79,9 +80,9 @@ class FlaggedOptimizer final : public ShardedOptimizer {
                               [](Groups groups) {
                                 return std::make_unique<SGD>(std::move(groups), SGDOptions(0.1));
                               },
-                          .fused = std::make_shared<const FusedForm>(FusedForm{
+                          .fused = std::make_shared<const zero::FusedForm>(zero::FusedForm{
                               .make =
-                                  [](OwnedPart part) {
+                                  [](zero::OwnedPart part) {
                                     return std::make_unique<FlaggedUpdate>(std::move(part));
                                   },
                               .states = 0}),
@@ -297,7 +298,7 @@ std::pair<std::vector<double>, std::vector<std::vector<std::string>>> train_slic
   const comm::World data = axis(c10::str("data", all.rank() % 2), all.rank() / 2);
   Oddball module = make_on<Oddball>(all.device());
   const int64_t rows = module->first->weight.size(0);
-  memory::set_mark(
+  operators::set_mark(
       module->first->weight,
       c10::make_intrusive<MarkOfWhole>("a slice", parallel::ranks_of(group),
                                        parallel::SlicedDimension(parallel::Slices(
@@ -376,8 +377,8 @@ TEST_F(LateStepTest, OffloadedStepsAreSkippedBeforeTheyAreMade) {
 }
 
 // Every other element of `parts` parameters to each of two sums.
-std::vector<offload::NormPart> many_parts(int64_t parts, int64_t numel) {
-  std::vector<offload::NormPart> all;
+std::vector<optim::NormPart> many_parts(int64_t parts, int64_t numel) {
+  std::vector<optim::NormPart> all;
   for (int64_t part = 0; part < parts; ++part) {
     const int64_t begin = part * numel / parts;
     const int64_t end = (part + 1) * numel / parts;
@@ -395,8 +396,8 @@ TEST_F(LateStepTest, NormsAreMadeByAsManyOperatorsHoweverManyParametersThereAre)
   const auto there = gradient.to(device);
   std::vector<int64_t> launches;
   for (const int64_t parts : {2, 50, 400}) {
-    const offload::NormSizes sizes{.sums = 2, .flags = parts};
-    const offload::NormTable table(many_parts(parts, numel), sizes, device);
+    const optim::NormSizes sizes{.sums = 2, .flags = parts};
+    const optim::NormTable table(many_parts(parts, numel), sizes, device);
     const auto words = sizes.make_words(device);
     finish_fake_work();
     reset_fake_counters();
@@ -406,7 +407,7 @@ TEST_F(LateStepTest, NormsAreMadeByAsManyOperatorsHoweverManyParametersThereAre)
     launches.push_back(fake_counters().launches);
     const auto on_host = words.cpu();
 
-    const offload::NormTable of_host(many_parts(parts, numel), sizes, c10::kCPU);
+    const optim::NormTable of_host(many_parts(parts, numel), sizes, c10::kCPU);
     const auto expected = sizes.make_words(c10::kCPU);
     of_host.add_squares(gradient, expected);
     const auto* const first = on_host.const_data_ptr<int64_t>();

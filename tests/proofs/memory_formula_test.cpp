@@ -164,9 +164,9 @@ TEST(MemoryFormulaTest, WrappingAModuleNeedsNoSecondCopyOfIt) {
     ledger.reset_peak();
     Options options;
     options.page_bytes = memory::operator""_MiB(4);
-    const PageParts parts =
-        make_pages(world, parameters_of(*net),
-                   {.pages = {.page_bytes = options.page_bytes, .sharding = options}});
+    const zero::PageParts parts =
+        zero::make_pages(world, zero::parameters_of(*net),
+                         {.pages = {.page_bytes = options.page_bytes, .sharding = options}});
     EXPECT_PEAK_BYTES_LE(ledger, before + 2 * options.page_bytes);
   });
 }
@@ -178,8 +178,8 @@ TEST(MemoryFormulaTest, ShardingAModuleNeedsAPageMoreThanItAndLeavesItsShare) {
     const int64_t before = ledger.now().total();
     ledger.reset_peak();
     const int64_t page_bytes = memory::operator""_MiB(4);
-    const PageParts parts = make_pages(
-        world, parameters_of(*net),
+    const zero::PageParts parts = zero::make_pages(
+        world, zero::parameters_of(*net),
         {.pages = {.page_bytes = page_bytes, .sharding = {.stage = Stage::kParameters}}});
     EXPECT_PEAK_BYTES_LE(ledger, before + 2 * page_bytes);
     EXPECT_LE(ledger.now()[Kind::kParameter] * 2, before * 1.005);

@@ -164,7 +164,7 @@ TEST_P(OffloadTest, AddsUpMicroStepsOnTheDeviceAndSendsEachGradientDownOnce) {
     int64_t owned_bytes = 0;
     run_ranks(2, [&](comm::World& world) {
       DistributedDataParallel<Transformer> model(make<Transformer>(), world, at_stage(GetParam()));
-      const ParameterPages& pages = *sharded_parameters_of(model).pages;
+      const zero::ParameterPages& pages = *sharded_parameters_of(model).pages;
       if (world.rank() != 0) return;
       for (size_t page = 0; page < pages.layouts().size(); ++page) {
         owned_bytes += 4 * pages.owned(page).numel();

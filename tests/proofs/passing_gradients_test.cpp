@@ -103,7 +103,7 @@ TEST_P(PassingGradientsTest, TakeAFewPagesAndGiveTheBitsAndNormsOfAStepInStep) {
     EXPECT_EQ(in_step.norms, in_backward.norms);
     EXPECT_EQ(in_step.host_gradient_bytes, kLayers * kPageBytes / ranks);
     EXPECT_EQ(in_backward.host_gradient_bytes,
-              static_cast<int64_t>(TransientStorage::kBuffers) * kPageBytes / ranks);
+              static_cast<int64_t>(zero::TransientStorage::kBuffers) * kPageBytes / ranks);
     EXPECT_EQ(in_backward.planned_gradient_bytes, in_backward.host_gradient_bytes);
   }
 }
@@ -126,7 +126,7 @@ TEST(PassingGradientsPlanTest, ArePlannedAsTheyAre) {
   int compared = 0;
   for (const Forecast& forecast : plan.forecasts) {
     const bool passes = forecast.setting.paging.step == StepWhen::kInBackward;
-    const int64_t pages = passes ? static_cast<int64_t>(TransientStorage::kBuffers) : kLayers;
+    const int64_t pages = passes ? static_cast<int64_t>(zero::TransientStorage::kBuffers) : kLayers;
     EXPECT_EQ(forecast.at_peak[Tier::kHost][Kind::kGradient], pages * kPageBytes / 2)
         << to_string(forecast.setting);
     EXPECT_EQ(forecast.held[Tier::kHost][Kind::kGradient], pages * kPageBytes / 2);

@@ -12,7 +12,6 @@ namespace {
 
 using namespace zeropage::testing;
 using memory::Tier;
-using offload::StateFormat;
 using ::testing::HasSubstr;
 using torch::optim::AdamW;
 using torch::optim::AdamWOptions;

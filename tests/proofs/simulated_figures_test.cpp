@@ -175,7 +175,7 @@ TEST_P(ThousandRanksTest, SendTheFormulasBytesAStepPaddingIncluded) {
   const int64_t share_bytes = 6 * page_share_bytes;
   // Which parameters have a gradient, a byte each, and what ranks compare: to every other rank.
   const int64_t used_bytes =
-      (kRanks - 1) * static_cast<int64_t>(pages.parameters().size() + kToldBytes);
+      (kRanks - 1) * static_cast<int64_t>(pages.parameters().size() + zero::kToldBytes);
   const int64_t gathered = sent(after.all_gather, before.all_gather);
   const int64_t scattered = sent(after.reduce_scatter, before.reduce_scatter);
   const int64_t reduced = sent(after.all_reduce, before.all_reduce) - used_bytes;

@@ -13,7 +13,7 @@ namespace {
 using namespace zeropage::testing;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using namespace zeropage::detail;
+using namespace zeropage::saving;
 using nlohmann::json;
 
 struct Mesh {
@@ -59,10 +59,10 @@ std::vector<json> seeded_apart(const Mesh& sizes) {
 }
 
 TEST(SavedGeneratorsTest, AreOneForAllRanksThatDrawAlike) {
-  const json one = merged_generators(all_alike({}));
+  const json one = saving::merged_generators(all_alike({}));
   EXPECT_EQ(one.at("states").size(), 1U);
-  EXPECT_EQ(merged_generators(all_alike({2, 3, 2})), one) << "whatever the mesh";
-  const json of_stages = merged_generators(seeded_apart({2, 3, 2}));
+  EXPECT_EQ(saving::merged_generators(all_alike({2, 3, 2})), one) << "whatever the mesh";
+  const json of_stages = saving::merged_generators(seeded_apart({2, 3, 2}));
   EXPECT_EQ(of_stages.at("axes"), json({{"data", 2}, {"pipeline", 3}}));
   EXPECT_EQ(of_stages.at("states").size(), 6U);
 }
@@ -75,9 +75,9 @@ TEST(SavedGeneratorsTest, GoBackToTheirPlacesWhateverTheOrderOfTheAxes) {
       torch::manual_seed(static_cast<uint64_t>(100 * at.pipeline + 10 * at.data));
       return torch::randn({4});
     };
-    const json saved = merged_generators(ranks_of(sizes, [&](const Mesh& at) {
+    const json saved = saving::merged_generators(ranks_of(sizes, [&](const Mesh& at) {
       draws_at(at);
-      return own_generators(model).at("states");
+      return saving::own_generators(model).at("states");
     }));
     for (int data = 0; data < 2; ++data) {
       for (int pipeline = 0; pipeline < 3; ++pipeline) {
@@ -86,7 +86,7 @@ TEST(SavedGeneratorsTest, GoBackToTheirPlacesWhateverTheOrderOfTheAxes) {
         torch::manual_seed(1);
         // Another tensor-parallel group of the same places draws alike.
         const Mesh more{2, 3, 4};
-        set_generators(saved, own_at({data, pipeline, 3}, more, json::object()), model);
+        saving::set_generators(saved, own_at({data, pipeline, 3}, more, json::object()), model);
         EXPECT_TRUE(torch::equal(torch::randn({4}), next)) << data << ", " << pipeline;
       }
     }
@@ -95,7 +95,7 @@ TEST(SavedGeneratorsTest, GoBackToTheirPlacesWhateverTheOrderOfTheAxes) {
 
 TEST(SavedGeneratorsTest, StayWhereTheStateHasOtherPlaces) {
   const auto reason = [](const std::vector<json>& saved, const std::vector<json>& now) {
-    return reason_to_stay(merged_generators(saved), now);
+    return saving::reason_to_stay(saving::merged_generators(saved), now);
   };
   EXPECT_THAT(reason(seeded_apart({2, 2, 2}), seeded_apart({2, 2, 1})), IsEmpty());
   EXPECT_THAT(reason(seeded_apart({1, 2, 1}), all_alike({1, 1, 2})),
@@ -111,7 +111,7 @@ TEST(SavedGeneratorsTest, StayWhereTheStateHasOtherPlaces) {
 TEST(SavedGeneratorsTest, OfADamagedManifestAreRefused) {
   const json damaged = {{"axes", {{"data", 2}}}, {"states", {seeded_by(0)}}};
   EXPECT_THAT(error_of([&] {
-                reason_to_stay(damaged, all_alike({2, 1, 1}));
+                saving::reason_to_stay(damaged, all_alike({2, 1, 1}));
               }),
               HasSubstr("expected 2 states for axes {\"data\":2}, got 1"));
 }

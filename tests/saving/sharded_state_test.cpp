@@ -118,7 +118,7 @@ struct PartlyFrozen {
 TEST_F(ShardedStateTest,
        WhatIsFrozenWhenTheOptimizerIsMadeHasNoStatesUntilItStepsAndGoesOnWithThem) {
   Options small, host;
-  small.optimizer_state = offload::StateFormat::k8Bit;
+  small.optimizer_state = StateFormat::k8Bit;
   host.offload.optimizer = memory::Tier::kHost;
   for (const Options& options : {Options(), small, host}) {
     for (const int stage : {1, 3}) {
@@ -772,8 +772,8 @@ TEST_F(StateSaverTest, TheOlderRunIsToldAlsoWhereItWasSavingWhenTheNewerOneStart
     const comm::World texts = world.beside("state", std::chrono::minutes(1));
     std::unique_ptr<state::RunToken> token;
     if (world.rank() == 0) token = std::make_unique<state::RunToken>(path("run"));
-    detail::SharedSave older(texts, path("run/step-9"), token.get());
-    const auto plan = detail::plan_state(texts, run.model, &run.optimizer, {.step = 9}, {});
+    saving::SharedSave older(texts, path("run/step-9"), token.get());
+    const auto plan = saving::plan_state(texts, run.model, &run.optimizer, {.step = 9}, {});
     older.create(plan);
     StateSaver newer(path("run"), world, {.asynchronous = false});
     newer.save(run.model, run.optimizer, {.step = 9});

@@ -15,7 +15,6 @@
 namespace zeropage::scripts {
 
 using memory::Tier;
-using offload::StateFormat;
 using parallel::ScheduleKind;
 
 // A part of the module, [batch, 16] -> [batch, 16]; composed_module.cpp says what each computes.

@@ -630,7 +630,7 @@ TEST(DataParallelErrorTest, RefusesAParameterOfAnotherDevice) {
     auto module = std::make_shared<torch::nn::Module>();
     module->register_parameter("elsewhere", torch::empty({3}, torch::kMeta));
     try {
-      ParameterPages pages(world, parameters_of(*module), {.page_bytes = 4096});
+      zero::ParameterPages pages(world, zero::parameters_of(*module), {.page_bytes = 4096});
       ADD_FAILURE() << "accepted";
     } catch (const c10::Error& error) {
       EXPECT_THAT(error.what_without_backtrace(),
@@ -646,7 +646,7 @@ TEST(DataParallelErrorTest, RefusesParametersThatCannotBeShardedElementByElement
       auto module = std::make_shared<torch::nn::Module>();
       module->register_parameter("odd", tensor);
       try {
-        ParameterPages pages(world, parameters_of(*module), {.page_bytes = 4096});
+        zero::ParameterPages pages(world, zero::parameters_of(*module), {.page_bytes = 4096});
       } catch (const c10::Error& error) {
         message = error.what_without_backtrace();
       }

@@ -122,7 +122,7 @@ std::vector<Setting> all_settings() {
                         options.compute_dtype = at::kBFloat16;
                       }});
   settings.push_back({.name = "StatesInBf16", .change = [](Options& options) {
-                        options.optimizer_state = offload::StateFormat::kBf16;
+                        options.optimizer_state = StateFormat::kBf16;
                       }});
   settings.push_back({.name = "RoundedAtRandom", .change = [](Options& options) {
                         options.compute_dtype = at::kBFloat16;

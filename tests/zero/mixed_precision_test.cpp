@@ -46,15 +46,16 @@ void train(DistributedDataParallel<Module>& model, torch::ScalarType dtype) {
 }
 
 TEST(SlowPrecisionTest, IsToldWhereTheProcessorHasNoInstructionsForIt) {
-  const HostPrecisions none{}, bfloat16_alone{.bfloat16 = true};
-  EXPECT_EQ(words_on_slow_precision({kFloat, torch::kDouble}, none), "");
-  EXPECT_EQ(words_on_slow_precision({kFloat, kBFloat16}, bfloat16_alone), "");
+  const zero::HostPrecisions none{}, bfloat16_alone{.bfloat16 = true};
+  EXPECT_EQ(zero::words_on_slow_precision({kFloat, torch::kDouble}, none), "");
+  EXPECT_EQ(zero::words_on_slow_precision({kFloat, kBFloat16}, bfloat16_alone), "");
   EXPECT_THAT(
-      words_on_slow_precision({kFloat, kBFloat16}, none),
+      zero::words_on_slow_precision({kFloat, kBFloat16}, none),
       HasSubstr("zeropage: the model computes in bfloat16, for which this host's processor "
                 "has no instructions (avx512_bf16, amx_bf16): a step may take several times "
                 "as long as in float"));
-  EXPECT_THAT(words_on_slow_precision({kHalf}, bfloat16_alone), HasSubstr("computes in half"));
+  EXPECT_THAT(zero::words_on_slow_precision({kHalf}, bfloat16_alone),
+              HasSubstr("computes in half"));
 }
 
 // In a process that computes in half nowhere else, as ctest's shards may; so no more than once is all that is sure.
@@ -69,7 +70,7 @@ TEST(SlowPrecisionTest, IsToldOnceAProcessByRankZero) {
   }
   const std::string said = ::testing::internal::GetCapturedStderr();
   const size_t first = said.find("computes in half");
-  if (HostPrecisions::of_this_host().half) {
+  if (zero::HostPrecisions::of_this_host().half) {
     EXPECT_EQ(first, std::string::npos);
   } else if (first != std::string::npos) {
     EXPECT_EQ(said.find("computes in half", first + 1), std::string::npos) << said;
@@ -223,12 +224,12 @@ TEST_P(ComputeDtypeTest, CastsAllFp32ParametersAlsoFrozenOnesAndNoBuffer) {
 TEST_P(ComputeDtypeTest, HoldsParametersInItAndMastersInFp32) {
   run_ranks(2, [&](comm::World& world) {
     const DistributedDataParallel<Oddball> model(make<Oddball>(), world, options());
-    const ParameterPages& pages = *sharded_parameters_of(model).pages;
+    const zero::ParameterPages& pages = *sharded_parameters_of(model).pages;
     int64_t parameter_bytes = 0;
     int64_t master_bytes = 0;
     int64_t gradient_bytes = 0;
     for (size_t page = 0; page < pages.layouts().size(); ++page) {
-      const PageLayout& layout = pages.layouts()[page];
+      const zero::PageLayout& layout = pages.layouts()[page];
       const int64_t owned = pages.owned(page).numel();
       parameter_bytes += 2 * (GetParam() == 3 ? owned : layout.padded_numel(2));
       if (!layout.requires_grad) continue;
@@ -243,7 +244,7 @@ TEST_P(ComputeDtypeTest, HoldsParametersInItAndMastersInFp32) {
 }
 
 // Beside gradients: a byte for each parameter that says whether it has one, and what ranks compare.
-constexpr int64_t kAgreementBytes = 2 + static_cast<int64_t>(kToldBytes);
+constexpr int64_t kAgreementBytes = 2 + static_cast<int64_t>(zero::kToldBytes);
 
 // Bytes of parameters and gradients that one step of a model sends, by operation, in fp32 where dtype is unset.
 comm::WireTraffic sent_in_a_step(int stage, const Options& options) {
@@ -518,7 +519,7 @@ std::vector<std::string> staying_in_fp32(const std::optional<ModuleSelection>& s
   options.compute_dtype = kBFloat16;
   if (selection) options.stays_fp32 = *selection;
   std::vector<std::string> names;
-  for (const NamedParameter& parameter : parameters_of(*Zoo(), options)) {
+  for (const zero::NamedParameter& parameter : zero::parameters_of(*Zoo(), options)) {
     if (parameter.dtype == kFloat) names.push_back(parameter.name());
   }
   return names;
@@ -610,7 +611,7 @@ TEST(ComputeDtypeErrorTest, RefusesWhatDoubleDoesNotHave) {
        [](Options& o) { o.low_precision_update = LowPrecisionUpdate::kNearest; }},
       {"update_by: the fused update", [](Options& o) { o.update_by = UpdateBy::kFused; }},
       {"optimizer_state: only the fused update",
-       [](Options& o) { o.optimizer_state = offload::StateFormat::k8Bit; }},
+       [](Options& o) { o.optimizer_state = StateFormat::k8Bit; }},
       {"offload.optimizer: the step on the host",
        [](Options& o) { o.offload.optimizer = memory::Tier::kHost; }},
       {"world_invariant: sums in fp32", [](Options& o) { o.world_invariant = true; }}};

@@ -15,22 +15,22 @@
 namespace zeropage::parameter_scan_test {
 namespace {
 
-constexpr int64_t kTensors = 4 * kParametersOfThread + 7;
+constexpr int64_t kTensors = 4 * zero::kParametersOfThread + 7;
 constexpr int64_t kNumel = 3;
 
 TEST(ParameterScanTest, EachParameterIsSeenOnce) {
   std::vector<int> seen(kTensors);
-  for_each_in_parallel(seen.size(), [&](size_t i) { ++seen[i]; });
+  zero::for_each_in_parallel(seen.size(), [&](size_t i) { ++seen[i]; });
   EXPECT_EQ(seen, std::vector<int>(kTensors, 1));
 }
 
 TEST(ParameterScanTest, FindsTheFirstOneWhicheverThreadIsFaster) {
   constexpr size_t kCount = kTensors;
   for (const size_t first : {size_t{0}, kCount / 2, kCount - 2}) {
-    EXPECT_EQ(first_in_parallel(kCount, [=](size_t i) { return i >= first; }), first);
+    EXPECT_EQ(zero::first_in_parallel(kCount, [=](size_t i) { return i >= first; }), first);
   }
-  EXPECT_EQ(first_in_parallel(kCount, [](size_t) { return false; }), kCount);
-  EXPECT_EQ(first_in_parallel(0, [](size_t) { return true; }), 0U);
+  EXPECT_EQ(zero::first_in_parallel(kCount, [](size_t) { return false; }), kCount);
+  EXPECT_EQ(zero::first_in_parallel(0, [](size_t) { return true; }), 0U);
 }
 
 struct ManyParametersImpl : torch::nn::Module {
@@ -79,7 +79,7 @@ TEST_P(ManyParametersTest, EachIsSteppedOnceAndCountsOneVersion) {
   const auto before = parameter(kTensors - 1)._version();
   backward();
   optimizer_.step();
-  for (const int64_t i : {int64_t{0}, kParametersOfThread, kTensors - 1}) {
+  for (const int64_t i : {int64_t{0}, zero::kParametersOfThread, kTensors - 1}) {
     EXPECT_NEAR(values(i)[0].item<double>(), 0.9 - 0.1 * 1e-2, 1e-6) << i;
   }
   EXPECT_EQ(parameter(kTensors - 1)._version() - before, 1);
@@ -101,11 +101,11 @@ class ManyWholeParametersTest : public ManyParametersTest {};
 
 TEST_P(ManyWholeParametersTest, TheFirstOneWithOtherMemoryIsNamed) {
   backward();
-  for (const int64_t i : {kTensors - 1, 2 * kParametersOfThread + 1}) {
+  for (const int64_t i : {kTensors - 1, 2 * zero::kParametersOfThread + 1}) {
     parameter(i).set_data(torch::ones({kNumel}));
   }
   const std::string error = testing::error_of([&] { optimizer_.step(); });
-  EXPECT_NE(error.find("\"weight" + std::to_string(2 * kParametersOfThread + 1) + "\""),
+  EXPECT_NE(error.find("\"weight" + std::to_string(2 * zero::kParametersOfThread + 1) + "\""),
             std::string::npos)
       << error;
 }

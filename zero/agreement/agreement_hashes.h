@@ -12,7 +12,7 @@
 #include <cstring>
 #include <string_view>
 
-namespace zeropage {
+namespace zeropage::zero {
 
 // A hash of 64 bits of what is added, in order.
 class Fingerprint {
@@ -78,4 +78,4 @@ inline AgreementResult agreement_result(const uint8_t* bytes) {
   return {numbers[0] == ~numbers[1], numbers[2] == ~numbers[3], numbers[4] == ~numbers[5]};
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -10,7 +10,7 @@
 #include "zero/pages/value_hash.h"
 #include "zeropage/check.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 constexpr const char* kStays = "no new values";
@@ -118,4 +118,4 @@ void NewValues::check_alike(const std::vector<std::string>& texts, const std::st
   }
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

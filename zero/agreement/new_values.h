@@ -17,7 +17,7 @@
 
 #include "zero/pages/parameter_pages.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class NewValues {
  public:
@@ -46,4 +46,4 @@ class NewValues {
   List of_data_, of_tensor_, of_pipeline_;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

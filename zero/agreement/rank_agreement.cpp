@@ -8,7 +8,7 @@
 
 #include "zeropage/check.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 using AlongAxis = RankAgreement::Axis;
@@ -281,4 +281,4 @@ void RankAgreement::settle(const comm::World& ranks, const std::string& who) {
   writes.forget();
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

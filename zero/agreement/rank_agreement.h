@@ -29,7 +29,7 @@
 #include "zero/pages/page_writes.h"
 #include "zero/pages/parameter_pages.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class RankAgreement {
  public:
@@ -99,4 +99,4 @@ class RankAgreement {
   std::array<AgreementResult, 3> results_ = {};
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

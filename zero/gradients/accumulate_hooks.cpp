@@ -12,7 +12,7 @@
 #include "memory/self_check.h"
 #include "zeropage/check.h"
 
-namespace zeropage::detail {
+namespace zeropage::zero {
 namespace {
 
 using Gradients = AccumulateHooks::Gradients;
@@ -85,7 +85,7 @@ AccumulateHooks::AccumulateHooks(const at::Tensor& leaf, Before before, After af
 
 void AccumulateHooks::restore(const at::Tensor& leaf) const {
   if (torch::autograd::impl::try_get_grad_accumulator(leaf) == accumulator_) return;
-  torch::autograd::impl::set_grad_accumulator(leaf, memory::weak(accumulator_));
+  torch::autograd::impl::set_grad_accumulator(leaf, base::weak(accumulator_));
 }
 
 bool has_accumulate_hooks(const at::Tensor& leaf) {
@@ -102,4 +102,4 @@ AccumulateHooks::~AccumulateHooks() {
                 [this](const auto& hook) { return hook.get() == before_; });
 }
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::zero

@@ -9,7 +9,7 @@
 
 #include "base/libtorch_release.h"
 
-namespace zeropage::detail {
+namespace zeropage::zero {
 
 class AccumulateHooks {
  public:
@@ -28,7 +28,7 @@ class AccumulateHooks {
   AccumulateHooks& operator=(const AccumulateHooks&) = delete;
 
  private:
-  const memory::NodePointer accumulator_;
+  const base::NodePointer accumulator_;
   torch::autograd::FunctionPreHook* before_ = nullptr;  // owned by accumulator_
   uintptr_t after_ = 0;
 };
@@ -36,4 +36,4 @@ class AccumulateHooks {
 // Whether the leaf has such hooks.
 bool has_accumulate_hooks(const at::Tensor& leaf);
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::zero

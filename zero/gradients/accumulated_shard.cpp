@@ -6,9 +6,7 @@
 
 #include "zeropage/ledger.h"
 
-namespace zeropage {
-
-using accumulate::SumOrder;
+namespace zeropage::zero {
 
 at::Tensor ResidentGradient::renew() {
   values_.set(make_());
@@ -157,4 +155,4 @@ bool OffloadedGradient::complete() {
   return true;
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -15,7 +15,7 @@
 #include "zero/tiers/tier_storage.h"
 #include "zeropage/pending.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class AccumulatedShard {
  public:
@@ -58,7 +58,7 @@ class AccumulatedShard {
 class ResidentGradient final : public AccumulatedShard {
  public:
   // make: new memory, [owned numel].
-  ResidentGradient(std::function<at::Tensor()> make, accumulate::SumOrder order)
+  ResidentGradient(std::function<at::Tensor()> make, SumOrder order)
       : make_(std::move(make)), sums_(order) {}
 
   at::Tensor values() const override { return values_.get(); }
@@ -78,8 +78,8 @@ class ResidentGradient final : public AccumulatedShard {
  private:
   const std::function<at::Tensor()> make_;
   GradientMemory values_;
-  bool kept_ = false;               // values_ is added to the next, in running order
-  accumulate::MicroStepSums sums_;  // of earlier backwards, in tree order
+  bool kept_ = false;   // values_ is added to the next, in running order
+  MicroStepSums sums_;  // of earlier backwards, in tree order
 };
 
 // On the host. A backward's gradient goes down as soon as it is reduced; those of several backwards
@@ -89,7 +89,7 @@ class OffloadedGradient final : public AccumulatedShard {
  public:
   // host: [owned numel], the page's tensor of that storage. storage and copies outlive it.
   OffloadedGradient(at::Tensor host, TierStorage& storage, size_t page, c10::Device device,
-                    accumulate::SumOrder order, offload::CopyEngine& copies);
+                    SumOrder order, offload::CopyEngine& copies);
   ~OffloadedGradient() override;
 
   at::Tensor values() const override { return host_; }
@@ -111,11 +111,11 @@ class OffloadedGradient final : public AccumulatedShard {
   TierStorage& storage_;
   const size_t page_;
   const c10::Device device_;
-  const accumulate::SumOrder order_;
+  const SumOrder order_;
   offload::CopyEngine& copies_;
   // While several backwards add up.
   std::unique_ptr<ResidentGradient> on_device_;
   memory::Pending down_;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

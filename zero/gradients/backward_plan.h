@@ -6,7 +6,7 @@
 
 #include "zeropage/communicator.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 // What a bucket is opened for.
 enum class Collect : uint8_t {
@@ -42,4 +42,4 @@ struct BackwardPlan {
   }
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

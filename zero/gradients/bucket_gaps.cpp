@@ -5,7 +5,7 @@
 
 #include <ATen/ATen.h>
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 // From here on one launch over the whole bucket takes less time than one for each gap.
@@ -53,4 +53,4 @@ void zero_gaps(const at::Tensor& bucket, const std::vector<Range>& gaps) {
   for (const Range& gap : gaps) bucket.narrow(0, gap.begin, gap.numel()).zero_();
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

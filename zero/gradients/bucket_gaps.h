@@ -10,7 +10,7 @@
 #include "zero/pages/parameter_pages.h"
 #include "zeropage/detail/range.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 // parameters: those of the page that train. Ascending, to the end of the padding; one that has gaps itself is
 // one of them as a whole.
@@ -20,4 +20,4 @@ std::vector<Range> gaps_between(const ParameterPages& pages, size_t page,
 // Zeros there. bucket: [padded_numel].
 void zero_gaps(const at::Tensor& bucket, const std::vector<Range>& gaps);
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

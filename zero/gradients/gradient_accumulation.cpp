@@ -6,7 +6,7 @@
 
 #include "zeropage/check.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 GradientAccumulation::GradientAccumulation(std::shared_ptr<GradientReducer> reducer,
                                            std::shared_ptr<StepGradients> gradients,
@@ -145,4 +145,4 @@ void GradientAccumulation::finish() {
   set_part(StepPart::kOver);
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

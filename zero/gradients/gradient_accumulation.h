@@ -21,7 +21,7 @@
 #include "zero/gradients/gradient_reducer.h"
 #include "zero/gradients/step_gradients.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class GradientAccumulation {
  public:
@@ -80,4 +80,4 @@ class GradientAccumulation {
   std::vector<std::pair<size_t, c10::weak_intrusive_ptr<c10::TensorImpl>>> sums_;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

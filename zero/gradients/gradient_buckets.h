@@ -28,7 +28,7 @@
 #include "zeropage/communicator.h"
 #include "zeropage/options.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class GradientBuckets {
  public:
@@ -86,4 +86,4 @@ class GradientBuckets {
   GradientBuckets() = default;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

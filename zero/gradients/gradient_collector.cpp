@@ -5,7 +5,7 @@
 
 #include "device/stream.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 GradientCollector::GradientCollector(const ParameterPages& pages,
                                      const TrainingParameters& training,
@@ -36,7 +36,7 @@ void GradientCollector::add(size_t parameter, bool is_last, Collect how) {
 
 // Half a page over all pages: a model of which every page misses a gradient holds no more.
 bool GradientCollector::may_wait(size_t page) const {
-  const bool has_launches = memory::has_streams(pages_.world().communicator().device().type());
+  const bool has_launches = device::has_streams(pages_.world().communicator().device().type());
   if (!has_launches && !would_block(page)) return false;
   return 2 * waiting_.numel() <= pages_.layouts()[page].numel;
 }
@@ -74,4 +74,4 @@ void GradientCollector::collect_waiting(size_t page, Collect how) {
   collect(page, waiting_.of(page), how);
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

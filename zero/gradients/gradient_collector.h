@@ -16,7 +16,7 @@
 #include "zero/gradients/waiting_gradients.h"
 #include "zero/pages/parameter_pages.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class GradientCollector {
  public:
@@ -51,4 +51,4 @@ class GradientCollector {
   WaitingGradients waiting_;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

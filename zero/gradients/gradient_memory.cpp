@@ -5,7 +5,7 @@
 #include "memory/storage.h"
 #include "operators/tensor_mark.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class GradientMemory::Keeper final : public c10::BackendMeta {
  public:
@@ -58,10 +58,10 @@ c10::intrusive_ptr<c10::BackendMeta> GradientMemory::keeper() {
 
 bool GradientMemory::is_kept_by(const at::Tensor& tensor) const {
   if (!tensor.defined() || keeper_.expired()) return false;
-  const memory::TensorMark* const mark = memory::mark_of(tensor);
+  const operators::TensorMark* const mark = operators::mark_of(tensor);
   const c10::BackendMeta* const kept =
       mark != nullptr ? mark->kept() : tensor.unsafeGetTensorImpl()->get_backend_meta();
   return kept == keeper_._unsafe_get_target();
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -15,7 +15,7 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class GradientMemory {
  public:
@@ -46,4 +46,4 @@ class GradientMemory {
   c10::weak_intrusive_ptr<c10::BackendMeta> keeper_{c10::intrusive_ptr<c10::BackendMeta>()};
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -5,7 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
-namespace zeropage {
+namespace zeropage::zero {
 
 GradientPresence::GradientPresence(size_t parameters, size_t pages)
     : parameters_(parameters),
@@ -54,4 +54,4 @@ GradientPresence::OfAnyRank GradientPresence::wait(size_t page) {
           agreement_result(of_page.has.const_data_ptr<uint8_t>() + of_page.parameters.size())};
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -15,7 +15,7 @@
 #include "zeropage/communicator.h"
 #include "zeropage/pending.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 using HasGradient = std::function<bool(size_t parameter)>;
 
@@ -60,4 +60,4 @@ class GradientPresence {
   std::vector<OfPage> of_page_;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

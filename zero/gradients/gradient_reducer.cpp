@@ -7,7 +7,7 @@
 
 #include "zeropage/check.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 GradientReducer::GradientReducer(const PageParts& parts, std::unique_ptr<GradientBuckets> buckets,
                                  std::shared_ptr<RankAgreement> agreement, Unfrozen unfrozen)
@@ -163,4 +163,4 @@ void take_over_writes(GradientReducer& reducer) {
   if (changed) buckets.note_reduced();
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -31,7 +31,7 @@
 #include "zero/pages/make_pages.h"
 #include "zeropage/ledger.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 // Bytes that ranks tell each other at the end of a backward that reduces: each rank gets the largest of each.
 struct BesideGradients {
@@ -127,4 +127,4 @@ void settle_unfrozen(GradientReducer& reducer);
 // Writes to gathered gradients, and what waits to be added, are in the reduced ones then. Throws where one is in use.
 void take_over_writes(GradientReducer& reducer);
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -11,7 +11,7 @@
 
 #include "zeropage/options.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 constexpr int64_t kSamplesOfParameter = 32;
@@ -126,4 +126,4 @@ double GradientScale::take() {
   return most_frequent(std::move(quotients), rounding);
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -16,7 +16,7 @@
 #include "zero/gradients/step_gradients.h"
 #include "zero/pages/parameter_pages.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class GradientScale {
  public:
@@ -49,4 +49,4 @@ class GradientScale {
   bool is_noted_ = false;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -10,7 +10,7 @@
 #include "parallel/slice_mark.h"
 #include "zeropage/check.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 GradientSlots::GradientSlots(size_t page, const TrainingParameters& training,
                              GradientBuckets& buckets)
@@ -144,4 +144,4 @@ void GradientSlots::zero(const std::vector<size_t>& parameters) {
   at::_foreach_zero_(together);
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

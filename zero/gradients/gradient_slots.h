@@ -14,7 +14,7 @@
 #include "zero/gradients/gradient_buckets.h"
 #include "zero/gradients/training_parameters.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class GradientSlots {
  public:
@@ -70,4 +70,4 @@ class GradientSlots {
   at::Tensor bucket_;  // that they lie in; undefined while it is closed
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -4,7 +4,7 @@
 
 #include <c10/util/Exception.h>
 
-namespace zeropage {
+namespace zeropage::zero {
 
 std::string_view name(GradientState state) {
   switch (state) {
@@ -31,4 +31,4 @@ void GradientStateMachine::move_to(GradientState next) {
   now_ = next;
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

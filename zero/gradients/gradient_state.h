@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace zeropage {
+namespace zeropage::zero {
 
 enum class GradientState : uint8_t {
   kCollecting,  // this rank's own gradients come into the bucket
@@ -53,4 +53,4 @@ class GradientStateMachine {
   GradientState now_ = GradientState::kCollecting;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

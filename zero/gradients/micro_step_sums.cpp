@@ -5,7 +5,7 @@
 
 #include <ATen/ATen.h>
 
-namespace zeropage::accumulate {
+namespace zeropage::zero {
 
 bool MicroStepSums::empty() const {
   return std::none_of(partial_sums_.begin(), partial_sums_.end(),
@@ -56,4 +56,4 @@ void MicroStepSums::zero(int64_t begin, int64_t numel) {
   }
 }
 
-}  // namespace zeropage::accumulate
+}  // namespace zeropage::zero

@@ -18,7 +18,7 @@
 
 #include <ATen/core/TensorBody.h>
 
-namespace zeropage::accumulate {
+namespace zeropage::zero {
 
 enum class SumOrder : uint8_t { kRunning, kTree };
 
@@ -46,4 +46,4 @@ class MicroStepSums {
   uint64_t pushed_ = 0;
 };
 
-}  // namespace zeropage::accumulate
+}  // namespace zeropage::zero

@@ -12,11 +12,11 @@
 #include "zero/gradients/sums_of_ranks.h"
 #include "zeropage/check.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
-using offload::ExactSum;
-using offload::NormSizes;
+using optim::ExactSum;
+using optim::NormSizes;
 
 NormSums told(SumsOfRank&& all) {
   NormSums sums{.squares_of_group = std::move(all.squares_of_group),
@@ -50,15 +50,15 @@ std::vector<int> NormSummer::slices_apart(std::vector<int> group_of, size_t grou
 }
 
 // Blocks are counted from where the page begins; the first one may begin before the parameter.
-std::vector<offload::NormPart> NormSummer::parts_of_page(size_t page,
-                                                         const std::vector<int>& group_of) const {
+std::vector<optim::NormPart> NormSummer::parts_of_page(size_t page,
+                                                       const std::vector<int>& group_of) const {
   const Range owned = pages_->owned(page);
-  std::vector<offload::NormPart> parts;
+  std::vector<optim::NormPart> parts;
   for (const size_t index : pages_->parameters().of_page(page)) {
     if (group_of[index] < 0) continue;
     const PlacedParameter& placed = pages_->parameters()[index];
     const Range range = intersection(owned, placed.range);
-    const int64_t cut = std::min(range.end, memory::round_up(range.begin, kShardBlockNumel));
+    const int64_t cut = std::min(range.end, base::round_up(range.begin, kShardBlockNumel));
     for (const Range& part : {Range{range.begin, cut}, Range{cut, range.end}}) {
       if (part.empty()) continue;
       parts.push_back({.begin = part.begin - owned.begin,
@@ -102,7 +102,7 @@ std::function<void(const at::Tensor& gradient)> NormSummer::note_passing(size_t 
   Passed& passed = passed_[page];
   if (passed.table == nullptr) {
     const std::vector<int> group_of = one_group();
-    passed.table = std::make_shared<const offload::NormTable>(
+    passed.table = std::make_shared<const optim::NormTable>(
         parts_of_page(page, group_of),
         NormSizes{.sums = static_cast<int64_t>(sums_of(1)),
                   .flags = static_cast<int64_t>(group_of.size())},
@@ -160,7 +160,7 @@ bool NormSummer::any_on_device() const {
 }
 
 NormSums NormSummer::sum(const std::vector<int>& group_of, size_t groups, const ExactSum& weight) {
-  const memory::NamedRange range("GradientSummer::sum");
+  const device::NamedRange range("GradientSummer::sum");
   const c10::Device device = pages_->world().communicator().device();
   SumsOfRank own = nothing_of(sums_of(groups), group_of.size());
   own.weight = weight;
@@ -169,11 +169,11 @@ NormSums NormSummer::sum(const std::vector<int>& group_of, size_t groups, const 
   if (!device.is_meta()) {
     if (!passed_.empty()) check_one_group(group_of);
     make_tables(group_of, groups);
-    memory::ArrivingCopy of_device;
+    device::ArrivingCopy of_device;
     if (any_on_device()) {
       const at::Tensor words = tables_.sizes.make_words(device);
       add_own(words);
-      of_device = memory::start_copy_to_host(words);
+      of_device = device::start_copy_to_host(words);
     }
     const at::Tensor of_host = tables_.sizes.make_words(c10::kCPU);
     add_own(of_host);
@@ -198,7 +198,7 @@ bool NormSummer::can_start() const {
   // Stages tell each other by their hosts.
   if (pipeline_world_of(*pages_) != nullptr) return false;
   const c10::Device device = pages_->world().communicator().device();
-  if (!memory::has_streams(device.type())) return false;
+  if (!device::has_streams(device.type())) return false;
   for (size_t page = 0; page < pages_->layouts().size(); ++page) {
     if (!pages_->layouts()[page].requires_grad) continue;
     const at::Tensor gradient = gradients_->owned(page);
@@ -208,7 +208,7 @@ bool NormSummer::can_start() const {
 }
 
 NormSummer::Started NormSummer::start(const std::vector<int>& group_of, size_t groups) {
-  const memory::NamedRange range("GradientSummer::start");
+  const device::NamedRange range("GradientSummer::start");
   const comm::World& world = pages_->world();
   const c10::Device device = world.communicator().device();
   make_tables(group_of, groups);
@@ -228,7 +228,7 @@ NormSummer::Started NormSummer::start(const std::vector<int>& group_of, size_t g
   const at::Tensor flags =
       rows.view({-1, words}).narrow(1, words - sizes.flag_words(), sizes.flag_words());
   Started started{.found_inf = flags.ne(0).any().to(at::kFloat).view({1}), .arrived = {}};
-  const memory::ArrivingCopy copy = memory::start_copy_to_host(rows);
+  const device::ArrivingCopy copy = device::start_copy_to_host(rows);
   started.arrived = [copy, sizes, slices, is_sliced = group != nullptr, ranks = world.size(),
                      squares = ranks_of_squares(*pages_),
                      noise = noise_of_whole_gradients(*pages_)] {
@@ -249,4 +249,4 @@ NormSummer::Started NormSummer::start(const std::vector<int>& group_of, size_t g
   return started;
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

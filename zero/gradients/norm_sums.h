@@ -32,12 +32,12 @@
 #include "zero/gradients/step_gradients.h"
 #include "zero/pages/parameter_pages.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 struct NormSums {
-  std::vector<offload::ExactSum> squares_of_group;
+  std::vector<optim::ExactSum> squares_of_group;
   std::vector<size_t> not_finite;  // parameters, ascending
-  offload::ExactSum weight;        // of the ranks'
+  optim::ExactSum weight;          // of the ranks'
   bool all_finite = true;          // those of other stages of a pipeline, too
 };
 
@@ -49,8 +49,7 @@ class NormSummer {
   // group_of: by parameter, below groups; negative: none, and then it is in no sum. weight: of this
   // rank, and the same on all ranks of a tensor-parallel group, or all throw. The host waits for the
   // gradients. REQUIRES: gradients that are ready for a step.
-  NormSums sum(const std::vector<int>& group_of, size_t groups,
-               const offload::ExactSum& weight = {});
+  NormSums sum(const std::vector<int>& group_of, size_t groups, const optim::ExactSum& weight = {});
 
   // When a script first looks at the gradients of a step of a pipeline, without which it cannot clip them: sum() then says
   // whether it has multiplied those of the stages by other factors since, as clip_grad_norm_ does that sees one stage.
@@ -67,7 +66,7 @@ class NormSummer {
   void forget_passing(size_t page) { passed_.erase(page); }
 
   // The weight alone, between hosts.
-  offload::ExactSum sum_weight(const offload::ExactSum& weight) const;
+  optim::ExactSum sum_weight(const optim::ExactSum& weight) const;
 
   // Sums that are on their way.
   struct Started {
@@ -84,11 +83,11 @@ class NormSummer {
  private:
   struct OfPage {
     size_t page;
-    offload::NormTable table;
+    optim::NormTable table;
   };
   struct Tables {
     std::vector<int> group_of;  // negative without a gradient, too
-    offload::NormSizes sizes;
+    optim::NormSizes sizes;
     std::vector<OfPage> of_pages;
   };
 
@@ -97,7 +96,7 @@ class NormSummer {
     return pages_->tensor_world() != nullptr ? 2 * groups : groups;
   }
   std::vector<int> slices_apart(std::vector<int> group_of, size_t groups) const;
-  std::vector<offload::NormPart> parts_of_page(size_t page, const std::vector<int>& group_of) const;
+  std::vector<optim::NormPart> parts_of_page(size_t page, const std::vector<int>& group_of) const;
   void make_tables(const std::vector<int>& group_of, size_t groups);
   bool any_on_device() const;
   void add_own(const at::Tensor& words) const;
@@ -112,10 +111,10 @@ class NormSummer {
   GradientScale scale_;
 
   struct Passed {
-    std::shared_ptr<const offload::NormTable> table;
+    std::shared_ptr<const optim::NormTable> table;
     std::shared_future<at::Tensor> words;
   };
   std::map<size_t, Passed> passed_;  // by page
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <sstream>
 
-namespace zeropage {
+namespace zeropage::zero {
 
 std::vector<std::string> names_of(const ParameterPages& pages,
                                   const std::vector<size_t>& parameters) {
@@ -38,4 +38,4 @@ std::string say_not_finite(const std::vector<std::string>& names) {
   return text + (several ? " are not finite" : " is not finite");
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

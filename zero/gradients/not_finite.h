@@ -6,7 +6,7 @@
 
 #include "zero/pages/parameter_pages.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 // parameters: indices.
 std::vector<std::string> names_of(const ParameterPages& pages,
@@ -17,4 +17,4 @@ std::vector<std::string> names_over_stages(const ParameterPages& pages,
 // "the gradients of parameters "a", "b", "c" and 2 more are not finite".
 std::string say_not_finite(const std::vector<std::string>& names);
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

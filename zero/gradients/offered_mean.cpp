@@ -7,7 +7,7 @@
 
 #include <torch/csrc/autograd/grad_mode.h>
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 // What does to a sum what it does to the mean: multiplying, and zeroing. A quotient that is rounded does not.
@@ -72,4 +72,4 @@ bool OfferedMean::any_replaced() const {
   });
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

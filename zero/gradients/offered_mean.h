@@ -13,7 +13,7 @@
 
 #include "zero/gradients/gradient_reducer.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class OfferedMean {
  public:
@@ -44,4 +44,4 @@ class OfferedMean {
   std::function<void()> make_;  // empty: none, or they are the mean
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

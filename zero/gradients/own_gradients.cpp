@@ -11,7 +11,7 @@
 #include "zero/pages/value_hash.h"
 #include "zeropage/check.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 bool multiplies(const c10::OperatorName& operation) {
@@ -77,4 +77,4 @@ void OwnGradients::check_alike(const c10::OperatorName& operation) const {
            "zeropage::clip_grad_norm_, which averages it first, or set it before backward()");
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

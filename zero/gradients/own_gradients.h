@@ -15,7 +15,7 @@
 
 #include "zero/gradients/gradient_reducer.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class OwnGradients {
  public:
@@ -41,4 +41,4 @@ class OwnGradients {
   uint64_t turns_ = 0;  // from reading to multiplying
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -2,10 +2,10 @@
 
 #include <utility>
 
-namespace zeropage {
+namespace zeropage::zero {
 
 // A whole gradient is the page's bucket, once the shards of the other ranks are in it.
-class OwnedBuckets::BucketSource final : public memory::PageSource {
+class OwnedBuckets::BucketSource final : public paging::PageSource {
  public:
   explicit BucketSource(OwnedBuckets& gradients) : gradients_(gradients) {}
 
@@ -13,7 +13,7 @@ class OwnedBuckets::BucketSource final : public memory::PageSource {
     entries_.push_back({gradients_.describe(page) + ReadableGradients::kHint, page});
   }
 
-  memory::Fetch start_fetch(size_t entry) override {
+  paging::Fetch start_fetch(size_t entry) override {
     const auto& [what, page] = entries_[entry];
     const at::Tensor bucket = gradients_.bucket(page).get();
     return {bucket, gradients_.pages().shards().communicator().all_gather(bucket, what)};
@@ -36,7 +36,7 @@ OwnedBuckets::OwnedBuckets(std::shared_ptr<ParameterPages> of_pages, const Optio
       replicas_(of_pages),
       buckets_(*this),
       source_(new BucketSource(*this)),
-      paged_(of_pages, std::unique_ptr<memory::PageSource>(source_), buckets_) {}
+      paged_(of_pages, std::unique_ptr<paging::PageSource>(source_), buckets_) {}
 
 void OwnedBuckets::begin_training(size_t page, const std::vector<size_t>& parameters) {
   WholeBuckets::begin_training(page, parameters);
@@ -79,4 +79,4 @@ void OwnedBuckets::skip(size_t page) {
   WholeBuckets::skip(page);
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -13,7 +13,7 @@
 #include "zero/gradients/replica_reduction.h"
 #include "zero/gradients/whole_buckets.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class OwnedBuckets final : public WholeBuckets {
  public:
@@ -51,4 +51,4 @@ class OwnedBuckets final : public WholeBuckets {
   ReadableGradients paged_;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -5,7 +5,7 @@
 #include "parallel/slice_mark.h"
 #include "zeropage/check.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 PageGradient::PageGradient(size_t page, const TrainingParameters& training,
                            GradientBuckets& buckets)
@@ -165,4 +165,4 @@ void PageGradient::drop() {
   slots_.let_go();
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

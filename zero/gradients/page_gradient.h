@@ -31,7 +31,7 @@
 #include "zero/gradients/training_parameters.h"
 #include "zeropage/pending.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class PageGradient {
  public:
@@ -91,4 +91,4 @@ class PageGradient {
   memory::Pending reduction_;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

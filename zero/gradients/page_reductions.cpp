@@ -7,7 +7,7 @@
 #include "zeropage/check.h"
 #include "zeropage/event_sink.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 std::vector<PageGradient> gradients_of_pages(size_t pages, const TrainingParameters& training,
@@ -68,7 +68,7 @@ void PageReductions::start_complete() {
 }
 
 void PageReductions::start(size_t page) {
-  const memory::NamedRange range("PageReductions::start");
+  const device::NamedRange range("PageReductions::start");
   const PageLayout& layout = pages_->layouts()[page];
   const memory::OwnerScope owner("reduction", layout.name);
   collector_.collect_page(page, plan_.collect);
@@ -86,7 +86,7 @@ void PageReductions::start(size_t page) {
 
 void PageReductions::end_first() {
   const size_t page = reducing_.front();
-  const memory::NamedRange range("PageReductions::end");
+  const device::NamedRange range("PageReductions::end");
   const PageLayout& layout = pages_->layouts()[page];
   const memory::OwnerScope owner("reduction", layout.name);
   gradients_[page].wait();
@@ -166,4 +166,4 @@ void PageReductions::drop() {
   reducing_.clear();
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -15,7 +15,7 @@
 #include "zero/gradients/gradient_presence.h"
 #include "zero/gradients/page_gradient.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 // Called in the middle of a backward for a page that is reduced, where no backward of the step follows: its gradient and the
 // factor are what the step will see, and no call may change them. has_gradient: of the page's parameters.
@@ -86,4 +86,4 @@ class PageReductions {
   AgreementHashes hashes_;  // in this backward
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

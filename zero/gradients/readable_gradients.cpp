@@ -8,7 +8,7 @@
 #include "parallel/slice_mark.h"
 #include "zeropage/check.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 // A tensor of the parameter's sizes, on a storage of its own that has no memory.
@@ -18,35 +18,35 @@ at::Tensor make_sharded_like(const PlacedParameter& placed, at::ScalarType dtype
   const at::Tensor sharded =
       memory::tensor_in(memory::storage_without_memory(bytes, parameter.device()), parameter,
                         placed.offset - placed.range.begin, dtype);
-  memory::set_trap(sharded);
+  paging::set_trap(sharded);
   return sharded;
 }
 
-std::shared_ptr<memory::Pager> make_pager(std::unique_ptr<memory::PageSource> source,
+std::shared_ptr<paging::Pager> make_pager(std::unique_ptr<paging::PageSource> source,
                                           const ReducedGradients::BeforeUse& on_use,
                                           const ReducedGradients::BeforeUse& before_use) {
-  memory::check_dispatcher();
+  paging::check_dispatcher();
   // A call may set another.
   const auto call = [&on_use, &before_use](const c10::OperatorName& operation, bool reads) {
     if (on_use) on_use(operation, reads);
     if (const ReducedGradients::BeforeUse set = before_use) set(operation, reads);
   };
-  return memory::Pager::make(
+  return paging::Pager::make(
       std::move(source),
       {.what = "gradient", .prefetch_bytes = 0, .before_use = call, .traced = false});
 }
 
 }  // namespace
 
-class ReadableGradients::CheckedSource final : public memory::PageSource {
+class ReadableGradients::CheckedSource final : public paging::PageSource {
  public:
-  CheckedSource(std::unique_ptr<memory::PageSource> source, const ParameterPages& pages,
+  CheckedSource(std::unique_ptr<paging::PageSource> source, const ParameterPages& pages,
                 Memory& memory)
       : source_(std::move(source)), of_model_(pages), memory_(memory) {}
 
   void add(size_t page) { pages_.push_back(page); }
 
-  memory::Fetch start_fetch(size_t entry) override {
+  paging::Fetch start_fetch(size_t entry) override {
     const size_t page = pages_[entry];
     memory_.check_readable(page);
     const GradientMemory* const memory = memory_.memory(page);
@@ -61,18 +61,18 @@ class ReadableGradients::CheckedSource final : public memory::PageSource {
   void end_use(size_t entry) override { source_->end_use(entry); }
 
  private:
-  const std::unique_ptr<memory::PageSource> source_;
+  const std::unique_ptr<paging::PageSource> source_;
   const ParameterPages& of_model_;
   Memory& memory_;
   std::vector<size_t> pages_;  // of the entries
 };
 
 ReadableGradients::ReadableGradients(std::shared_ptr<ParameterPages> pages,
-                                     std::unique_ptr<memory::PageSource> source, Memory& memory)
+                                     std::unique_ptr<paging::PageSource> source, Memory& memory)
     : pages_(std::move(pages)),
       memory_(memory),
       source_(new CheckedSource(std::move(source), *pages_, memory)),
-      pager_(make_pager(std::unique_ptr<memory::PageSource>(source_), on_use_, before_use_)),
+      pager_(make_pager(std::unique_ptr<paging::PageSource>(source_), on_use_, before_use_)),
       gradients_(pages_->parameters().size()),
       pager_index_(pages_->layouts().size()) {}
 
@@ -88,7 +88,7 @@ ReadableGradients::~ReadableGradients() {
 
 void ReadableGradients::add_page(size_t page, int64_t bytes, at::ScalarType dtype) {
   source_->add(page);
-  std::vector<memory::Page::StorageInPage> page_storages;
+  std::vector<paging::Page::StorageInPage> page_storages;
   for (const size_t index : pages_->parameters().of_page(page)) {
     const PlacedParameter& placed = pages_->parameters()[index];
     gradients_[index] = make_sharded_like(placed, dtype);
@@ -142,7 +142,7 @@ at::Tensor ReadableGradients::replaced(size_t parameter, const at::Tensor& gradi
   return own;
 }
 
-void ReadableGradients::gather(const std::vector<size_t>& parameters, memory::Pins& pins) {
+void ReadableGradients::gather(const std::vector<size_t>& parameters, paging::Pins& pins) {
   pager_->announce({"GatheredGradients", ""}, /*reads=*/true);
   for (const size_t index : parameters) {
     pins.add({pager_, *pager_index_[pages_->parameters()[index].page]}, /*writes=*/false);
@@ -154,4 +154,4 @@ void ReadableGradients::release_zeroed(size_t page) {
   if (has(page)) pager_->release_unpinned(*pager_index_[page]);
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -23,7 +23,7 @@
 #include "zero/gradients/reduced_gradients.h"
 #include "zero/pages/parameter_pages.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class ReadableGradients final : public ReducedGradients {
  public:
@@ -51,7 +51,7 @@ class ReadableGradients final : public ReducedGradients {
 
   // source: brings whole gradients, pages in the order in which they are added. memory: outlives it.
   ReadableGradients(std::shared_ptr<ParameterPages> pages,
-                    std::unique_ptr<memory::PageSource> source, Memory& memory);
+                    std::unique_ptr<paging::PageSource> source, Memory& memory);
   ~ReadableGradients() override;
 
   // All parameters of the page, frozen ones too. bytes: of the page while it is whole, beside what the
@@ -64,7 +64,7 @@ class ReadableGradients final : public ReducedGradients {
   at::Tensor replaced(size_t parameter, const at::Tensor& gradient) override;
   void set_before_use(BeforeUse call) override { before_use_ = std::move(call); }
   void set_on_use(BeforeUse call) override { on_use_ = std::move(call); }
-  void gather(const std::vector<size_t>& parameters, memory::Pins& pins) override;
+  void gather(const std::vector<size_t>& parameters, paging::Pins& pins) override;
   void release(const char* who) override { pager_->release_all(who); }
   void release_zeroed(size_t page) override;
 
@@ -76,9 +76,9 @@ class ReadableGradients final : public ReducedGradients {
   CheckedSource* const source_;  // owned by pager_
   BeforeUse before_use_;
   BeforeUse on_use_;
-  const std::shared_ptr<memory::Pager> pager_;
+  const std::shared_ptr<paging::Pager> pager_;
   std::vector<at::Tensor> gradients_;               // by parameter; keep nothing
   std::vector<std::optional<size_t>> pager_index_;  // by page
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

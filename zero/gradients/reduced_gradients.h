@@ -12,7 +12,7 @@
 #include "operators/tensor_mark.h"
 #include "paging/pins.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class ReducedGradients {
  public:
@@ -30,14 +30,14 @@ class ReducedGradients {
 
   // Called with an operator's name before it takes what is p.grad() now, and before those are gathered, until it is
   // another call; empty: nobody. A call may change the gradients.
-  using BeforeUse = memory::TensorMark::BeforeUse;
+  using BeforeUse = operators::TensorMark::BeforeUse;
   virtual void set_before_use(BeforeUse call) = 0;
 
   // The same beside it, where other ranks have parts of them; it changes no gradient.
   virtual void set_on_use(BeforeUse /*call*/) {}
 
   // Makes p.grad() of these parameters whole for as long as `pins` lives. Collective.
-  virtual void gather(const std::vector<size_t>& /*parameters*/, memory::Pins& /*pins*/) {}
+  virtual void gather(const std::vector<size_t>& /*parameters*/, paging::Pins& /*pins*/) {}
   // What was written to them is in the reduced gradient. Throws if one is in use. who: "step()".
   virtual void release(const char* /*who*/) {}
   // Lets go of what was gathered of a page whose gradients have all been zeroed, unless it is in use.
@@ -47,4 +47,4 @@ class ReducedGradients {
   ReducedGradients() = default;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -5,7 +5,7 @@
 #include "zeropage/check.h"
 #include "zeropage/ledger.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 ReplicaReduction::ReplicaReduction(std::shared_ptr<const ParameterPages> pages)
     : pages_(std::move(pages)), of_pages_(pages_->layouts().size()) {}
@@ -70,4 +70,4 @@ void ReplicaReduction::check_complete(size_t page) const {
            "micro-batch, or leave shard_within out");
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -18,7 +18,7 @@
 #include "zero/pages/parameter_pages.h"
 #include "zeropage/communicator.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class ReplicaReduction {
  public:
@@ -61,4 +61,4 @@ class ReplicaReduction {
   std::vector<OfPage> of_pages_;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

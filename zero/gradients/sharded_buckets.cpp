@@ -9,7 +9,7 @@
 #include "zeropage/event_sink.h"
 #include "zeropage/ledger.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 ShardedBuckets::ShardedBuckets(std::shared_ptr<ParameterPages> pages, const Options& options)
     : pages_(std::move(pages)),
       order_(sum_order_of(options)),
@@ -18,7 +18,7 @@ ShardedBuckets::ShardedBuckets(std::shared_ptr<ParameterPages> pages, const Opti
       shards_(*this),
       source_(new ShardSource(pages_->shards(), "the gradient of page", ReadableGradients::kHint,
                               memory::Kind::kGradient)),
-      paged_(pages_, std::unique_ptr<memory::PageSource>(source_), shards_) {}
+      paged_(pages_, std::unique_ptr<paging::PageSource>(source_), shards_) {}
 
 GradientMemory* ShardedBuckets::Shards::memory(size_t page) {
   return gradients_.pages_of_gradients_[page].owned->memory();
@@ -164,4 +164,4 @@ void ShardedBuckets::note_reduced() {
   leaving_.reset();
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -14,7 +14,7 @@
 #include "zero/gradients/replica_reduction.h"
 #include "zero/pages/shard_source.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class ShardedBuckets final : public GradientBuckets {
  public:
@@ -69,7 +69,7 @@ class ShardedBuckets final : public GradientBuckets {
   std::unique_ptr<AccumulatedShard> make_owned(size_t page) const;
 
   const std::shared_ptr<ParameterPages> pages_;
-  const accumulate::SumOrder order_;
+  const SumOrder order_;
   std::vector<PageOfGradients> pages_of_gradients_;
   ReplicaReduction replicas_;
   Shards shards_;
@@ -78,4 +78,4 @@ class ShardedBuckets final : public GradientBuckets {
   std::optional<size_t> leaving_;  // the page closed last, whose bucket may still be read
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

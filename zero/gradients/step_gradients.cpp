@@ -5,7 +5,7 @@
 #include "zero/parameter_scan.h"
 #include "zeropage/check.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 std::vector<size_t> StepGradients::parameters() const {
   std::vector<size_t> parameters;
@@ -98,7 +98,7 @@ void StepGradients::change(const std::function<void(const at::Tensor& owned)>& c
   reducer_->buckets().note_reduced();
 }
 
-void StepGradients::gather(const std::vector<size_t>& parameters, memory::Pins& pins) {
+void StepGradients::gather(const std::vector<size_t>& parameters, paging::Pins& pins) {
   ZP_CHECK(reducer_->is_reduced(),
            "GatheredGradients: expected gradients that a backward has averaged, but the last one "
            "was under no_sync(), or there was none since step(); p.grad() is this rank's own then");
@@ -109,4 +109,4 @@ void StepGradients::gather(const std::vector<size_t>& parameters, memory::Pins& 
   if (!reduced.empty()) reducer_->buckets().reduced().gather(reduced, pins);
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

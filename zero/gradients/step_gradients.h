@@ -16,7 +16,7 @@
 #include "zero/gradients/own_gradients.h"
 #include "zeropage/pending.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class StepGradients {
  public:
@@ -64,7 +64,7 @@ class StepGradients {
 
   // Makes p.grad() of those of the parameters that have one whole for as long as `pins` lives.
   // Throws unless the last backward averaged. Collective.
-  void gather(const std::vector<size_t>& parameters, memory::Pins& pins);
+  void gather(const std::vector<size_t>& parameters, paging::Pins& pins);
 
   // Whether an optimizer of ours steps them.
   bool have_optimizer() const { return have_optimizer_; }
@@ -79,4 +79,4 @@ class StepGradients {
   bool have_optimizer_ = false;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

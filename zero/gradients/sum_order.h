@@ -4,10 +4,10 @@
 #include "zero/gradients/micro_step_sums.h"
 #include "zeropage/options.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
-inline accumulate::SumOrder sum_order_of(const Options& options) {
-  return options.world_invariant ? accumulate::SumOrder::kTree : accumulate::SumOrder::kRunning;
+inline SumOrder sum_order_of(const Options& options) {
+  return options.world_invariant ? SumOrder::kTree : SumOrder::kRunning;
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

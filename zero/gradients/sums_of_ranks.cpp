@@ -12,10 +12,10 @@
 #include "base/exact.h"
 #include "zeropage/check.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
-using offload::ExactSum;
+using optim::ExactSum;
 
 // For the wire: all groups, the weight, what is compared, which parameters are not finite.
 std::vector<int64_t> row_of(const SumsOfRank& sums) {
@@ -32,8 +32,8 @@ std::vector<int64_t> row_of(const SumsOfRank& sums) {
   }
   row.push_back(std::bit_cast<int64_t>(sums.multiplied_by));
   const size_t flags = row.size();
-  constexpr size_t kOfWord = offload::kFlagsPerWord;
-  row.resize(flags + memory::div_ceil(sums.not_finite.size(), kOfWord));
+  constexpr size_t kOfWord = optim::kFlagsPerWord;
+  row.resize(flags + base::div_ceil(sums.not_finite.size(), kOfWord));
   for (size_t index = 0; index < sums.not_finite.size(); ++index) {
     if (sums.not_finite[index]) row[flags + index / kOfWord] |= int64_t{1} << index % kOfWord;
   }
@@ -57,7 +57,7 @@ SumsOfRank sums_of_row(const int64_t* row, size_t groups, size_t parameters) {
     *number = static_cast<uint64_t>(*row++);
   }
   sums.multiplied_by = std::bit_cast<double>(*row++);
-  constexpr size_t kOfWord = offload::kFlagsPerWord;
+  constexpr size_t kOfWord = optim::kFlagsPerWord;
   for (size_t index = 0; index < parameters; ++index) {
     sums.not_finite[index] = (row[index / kOfWord] >> index % kOfWord & 1) != 0;
   }
@@ -211,7 +211,7 @@ void compare(RankAgreement& agreement, RankAgreement::Axis axis,
 
 }  // namespace
 
-void add_words(const offload::NormSizes& sizes, const int64_t* words, SumsOfRank& sums) {
+void add_words(const optim::NormSizes& sizes, const int64_t* words, SumsOfRank& sums) {
   for (size_t group = 0; group < sums.squares_of_group.size(); ++group) {
     sums.squares_of_group[group].add(sizes.sum(words, static_cast<int64_t>(group)));
   }
@@ -314,4 +314,4 @@ SumsOfRank over_all_ranks(const ParameterPages& pages, RankAgreement& agreement,
   return of_model;
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -14,15 +14,15 @@
 #include "zero/agreement/rank_agreement.h"
 #include "zero/pages/parameter_pages.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 // For the wire: whose numbers a message has.
 inline constexpr const char* kExchangeOfSums = "the norm of the gradients";
 
 // What one rank knows.
 struct SumsOfRank {
-  std::vector<offload::ExactSum> squares_of_group;
-  offload::ExactSum weight;
+  std::vector<optim::ExactSum> squares_of_group;
+  optim::ExactSum weight;
   std::vector<bool> not_finite;      // by parameter
   bool not_finite_anywhere = false;  // in a stage of a pipeline
   AgreementHashes own_hashes;        // to be compared
@@ -31,7 +31,7 @@ struct SumsOfRank {
 
 SumsOfRank nothing_of(size_t groups, size_t parameters);
 // Words as optim/norm_table.h has them, added to what is known.
-void add_words(const offload::NormSizes& sizes, const int64_t* words, SumsOfRank& sums);
+void add_words(const optim::NormSizes& sizes, const int64_t* words, SumsOfRank& sums);
 
 // The ranks that have the squares of all elements between them, each element once.
 struct RanksOfSquares {
@@ -56,4 +56,4 @@ SumsOfRank over_slices(const std::vector<SumsOfRank>& by_rank, double noise);
 SumsOfRank over_all_ranks(const ParameterPages& pages, RankAgreement& agreement, SumsOfRank own,
                           const char* what = kExchangeOfSums);
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -9,7 +9,7 @@
 #include "zeropage/check.h"
 #include "zeropage/ledger.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 // What the other of two ranks has of it.
@@ -77,4 +77,4 @@ void add_tied_gradients(const ParameterPages& pages, StepGradients& gradients) {
   gradients.note_changed();
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -7,7 +7,7 @@
 #include "zero/gradients/accumulate_hooks.h"
 #include "zeropage/check.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 // A frozen leaf has no accumulator, and keeps one that it had before it was frozen. Past the dispatcher, as nothing of the
@@ -49,7 +49,7 @@ TrainingParameters::TrainingParameters(std::shared_ptr<ParameterPages> pages, Ca
 }
 
 void TrainingParameters::hook(size_t parameter) {
-  hooks_[parameter] = std::make_unique<detail::AccumulateHooks>(
+  hooks_[parameter] = std::make_unique<AccumulateHooks>(
       placed(parameter).parameter.tensor,
       [this, parameter](const Gradients& gradients) { return calls_.before(parameter, gradients); },
       [this, parameter] { calls_.after(parameter); });
@@ -104,4 +104,4 @@ void TrainingParameters::check_all_train() const {
            "model->forward(x), after unfreezing it");
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -17,11 +17,11 @@
 
 #include "zero/pages/parameter_pages.h"
 
-namespace zeropage {
-
-namespace detail {
+namespace zeropage::zero {
 class AccumulateHooks;
-}
+}  // namespace zeropage::zero
+
+namespace zeropage::zero {
 
 // When parameters that were unfrozen are adopted.
 enum class Unfrozen : uint8_t {
@@ -77,12 +77,12 @@ class TrainingParameters {
   const std::shared_ptr<ParameterPages> pages_;
   const Calls calls_;
   const Unfrozen adopted_in_;
-  std::vector<std::unique_ptr<detail::AccumulateHooks>> hooks_;  // by parameter; null: none
-  std::vector<bool> trains_;                                     // by parameter
+  std::vector<std::unique_ptr<AccumulateHooks>> hooks_;  // by parameter; null: none
+  std::vector<bool> trains_;                             // by parameter
   std::vector<std::vector<size_t>> of_page_;
   std::vector<size_t> order_;
   std::vector<size_t> all_;
   std::vector<size_t> others_;  // that do not train, ascending
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -6,7 +6,7 @@
 #include <set>
 #include <vector>
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class WaitingGradients {
  public:
@@ -40,4 +40,4 @@ class WaitingGradients {
   int64_t numel_ = 0;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -11,13 +11,13 @@
 #include "zeropage/event_sink.h"
 #include "zeropage/ledger.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 // Lets operators on a gradient run.
-class UseMark final : public memory::TensorMark {
+class UseMark final : public operators::TensorMark {
  public:
-  UseMark() : memory::TensorMark("p.grad() in an accumulation", On::kBuffer) {}
+  UseMark() : operators::TensorMark("p.grad() in an accumulation", On::kBuffer) {}
 
   bool replaces(const c10::OperatorHandle& /*handle*/) const override { return false; }
   bool run(const c10::OperatorHandle& /*handle*/, const at::Tensor& /*marked*/,
@@ -31,7 +31,7 @@ class UseMark final : public memory::TensorMark {
 WholeBuckets::WholeBuckets(std::shared_ptr<ParameterPages> pages, const Options& options)
     : pages_(std::move(pages)),
       pages_of_gradients_(pages_->layouts().size(),
-                          {{}, {}, accumulate::MicroStepSums(sum_order_of(options)), {}}) {}
+                          {{}, {}, MicroStepSums(sum_order_of(options)), {}}) {}
 
 void WholeBuckets::begin_training(size_t page, const std::vector<size_t>& parameters) {
   pages_of_gradients_[page].gaps = gaps_between(*pages_, page, parameters);
@@ -89,8 +89,8 @@ void WholeBuckets::take_wire(size_t page) {
 }
 
 bool WholeBuckets::adds_up(size_t page) const {
-  const accumulate::MicroStepSums& kept = pages_of_gradients_[page].kept;
-  return kept.order() == accumulate::SumOrder::kRunning && !kept.empty();
+  const MicroStepSums& kept = pages_of_gradients_[page].kept;
+  return kept.order() == SumOrder::kRunning && !kept.empty();
 }
 
 bool WholeBuckets::complete(size_t page) {
@@ -160,16 +160,16 @@ void ReplicatedBuckets::Slots::set_before_use(BeforeUse call) {
   if (before_use_ != nullptr) *before_use_ = nullptr;
   before_use_ = call ? std::make_shared<BeforeUse>(std::move(call)) : nullptr;
   if (before_use_ == nullptr) return;
-  memory::check_dispatcher();
+  paging::check_dispatcher();
   const auto mark = c10::make_intrusive<UseMark>();
   mark->follow(before_use_);
   for (const PlacedParameter& placed : gradients_.pages().parameters()) {
     const at::Tensor& gradient = placed.parameter.tensor.grad();
     if (!gradient.defined()) continue;
-    if (memory::TensorMark* const other = memory::mark_of(gradient)) {
+    if (operators::TensorMark* const other = operators::mark_of(gradient)) {
       other->follow(before_use_);
     } else {
-      memory::set_mark(gradient, mark);
+      operators::set_mark(gradient, mark);
     }
   }
 }
@@ -184,4 +184,4 @@ at::Tensor ReplicatedBuckets::Slots::replaced(size_t parameter, const at::Tensor
   return slot;
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -10,7 +10,7 @@
 #include "zero/gradients/gradient_memory.h"
 #include "zero/gradients/micro_step_sums.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class WholeBuckets : public GradientBuckets {
  public:
@@ -45,10 +45,10 @@ class WholeBuckets : public GradientBuckets {
 
  private:
   struct PageOfGradients {
-    GradientMemory bucket;           // [padded_numel]
-    at::Tensor wire;                 // [padded_numel] in reduce_dtype, while that is reduced
-    accumulate::MicroStepSums kept;  // [owned numel]: of earlier backwards
-    std::vector<Range> gaps;         // of the page: where no parameter that trains lies
+    GradientMemory bucket;    // [padded_numel]
+    at::Tensor wire;          // [padded_numel] in reduce_dtype, while that is reduced
+    MicroStepSums kept;       // [owned numel]: of earlier backwards
+    std::vector<Range> gaps;  // of the page: where no parameter that trains lies
   };
 
   at::Tensor make_bucket(size_t page) const;
@@ -85,4 +85,4 @@ class ReplicatedBuckets final : public WholeBuckets {
   Slots slots_;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

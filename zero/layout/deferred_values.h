@@ -7,11 +7,11 @@
 
 #include "operators/construction_tape.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 struct DeferredValues {
-  const memory::ConstructionTape& tape;
+  const operators::ConstructionTape& tape;
   std::vector<at::Tensor> buffers;  // of the module: they get their values along with parameters
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -11,12 +11,12 @@
 #include "zeropage/detail/model_part.h"
 #include "zeropage/parallel_layers.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 // The slice that the tensor's mark names.
 std::optional<ParameterSlice> slice_by_mark(const at::Tensor& tensor) {
-  const auto* mark = dynamic_cast<const parallel::SliceMark*>(memory::mark_of(tensor));
+  const auto* mark = dynamic_cast<const parallel::SliceMark*>(operators::mark_of(tensor));
   if (mark == nullptr) return std::nullopt;
   return ParameterSlice{mark->ranks(), mark->cut()};
 }
@@ -164,4 +164,4 @@ std::vector<NamedParameter> parameters_of(const std::vector<at::Tensor>& tensors
   return walk.take();
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -12,7 +12,7 @@
 #include "zeropage/slices.h"
 #include "zeropage/world.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 // The slice of a parameter that several ranks share (zeropage/parallel_layers.h).
 struct ParameterSlice {
@@ -52,4 +52,4 @@ std::optional<comm::World> tensor_world_of(const std::vector<NamedParameter>& pa
 // For a script that has only the tensors: names are "parameter 0", "parameter 1", ...
 std::vector<NamedParameter> parameters_of(const std::vector<at::Tensor>& tensors);
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

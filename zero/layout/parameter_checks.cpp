@@ -7,7 +7,7 @@
 #include "paging/page_storages.h"
 #include "zeropage/check.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 Range reach(const at::Tensor& tensor) {
   if (tensor.numel() == 0) return {tensor.storage_offset(), tensor.storage_offset()};
@@ -27,7 +27,7 @@ void check_can_be_placed(const NamedParameter& named, c10::Device device, bool f
                ? "; a simulated world has no values: construct the module as a DeferredModule"
                : "; move the whole module there with ->to(world.device()), or make the world on "
                  "that device (WorldOptions::device)");
-  ZP_CHECK(!tensor.has_storage() || !memory::is_paged(*tensor.storage().unsafeGetStorageImpl()),
+  ZP_CHECK(!tensor.has_storage() || !paging::is_paged(*tensor.storage().unsafeGetStorageImpl()),
            "parameter \"", named.name(),
            "\" is sharded by another DistributedDataParallel, which is alive or has taken its "
            "values along; "
@@ -62,4 +62,4 @@ void check_no_overlap(const std::vector<const NamedParameter*>& sharing) {
   }
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -8,7 +8,7 @@
 #include "zero/layout/module_parameters.h"
 #include "zero/layout/shard_layout.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 // The elements of its storage that a tensor reaches: [first, last + 1). Empty tensors reach none.
 Range reach(const at::Tensor& tensor);
@@ -19,4 +19,4 @@ void check_can_be_placed(const NamedParameter& named, c10::Device device, bool f
 // sharing: parameters in one storage.
 void check_no_overlap(const std::vector<const NamedParameter*>& sharing);
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

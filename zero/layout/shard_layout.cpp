@@ -6,11 +6,11 @@
 
 #include "base/exact.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
-using memory::div_ceil;
-using memory::round_up;
+using base::div_ceil;
+using base::round_up;
 
 // A unit smaller than this share of a page is packed together with the next one.
 constexpr int64_t kLeastUnitShare = 16;
@@ -37,7 +37,7 @@ void tell_apart(std::vector<PageLayout>& pages) {
 
 class Packer {
  public:
-  Packer(const std::vector<StorageSpec>& storages, const LayoutOptions& options)
+  Packer(const std::vector<StorageSpec>& storages, const zero::LayoutOptions& options)
       : storages_(storages), options_(options) {}
 
   std::vector<PageLayout> pack() {
@@ -71,8 +71,8 @@ class Packer {
     if (!page.slots.empty() && is_full) close(page);
     page.dtype = storage.dtype;
     page.requires_grad = storage.requires_grad;
-    const int64_t begin = round_up(page.numel, kSlotAlignmentBytes / element_bytes);
-    Slot& slot = page.slots.emplace_back(Slot{index, {begin, begin + storage.numel}});
+    const int64_t begin = round_up(page.numel, zero::kSlotAlignmentBytes / element_bytes);
+    zero::Slot& slot = page.slots.emplace_back(zero::Slot{index, {begin, begin + storage.numel}});
     for (const Range& range : storage.parameters) {
       slot.parameters.push_back({begin + range.begin, begin + range.end});
     }
@@ -92,35 +92,39 @@ class Packer {
     page.name = common_name(storages_[page.slots.front().storage].name,
                             storages_[page.slots.back().storage].name);
     const int64_t share = div_ceil<int64_t>(page.numel, options_.world_size);
-    page.shard_numel = std::max(kShardBlockNumel, round_up(share, kShardBlockNumel));
+    page.shard_numel = std::max(zero::kShardBlockNumel, round_up(share, zero::kShardBlockNumel));
     closed_.push_back(std::exchange(page, {}));
   }
 
   const std::vector<StorageSpec>& storages_;
-  const LayoutOptions& options_;
+  const zero::LayoutOptions& options_;
   std::map<Key, PageLayout> open_;
   std::vector<PageLayout> closed_;
 };
 
 }  // namespace
 
-Range intersection(const Range& left, const Range& right) {
-  const int64_t begin = std::max(left.begin, right.begin);
-  return {begin, std::max(begin, std::min(left.end, right.end))};
-}
-
 Range PageLayout::padding_after(int64_t end) const {
   const auto next =
       std::lower_bound(slots.begin(), slots.end(), end,
-                       [](const Slot& slot, int64_t at) { return slot.range.end < at; });
+                       [](const zero::Slot& slot, int64_t at) { return slot.range.end < at; });
   if (next == slots.end() || next->range.end != end) return {end, end};
   return {end, next + 1 == slots.end() ? numel : (next + 1)->range.begin};
 }
 
 std::vector<PageLayout> lay_out_pages(const std::vector<StorageSpec>& storages,
-                                      const LayoutOptions& options) {
+                                      const zero::LayoutOptions& options) {
   TORCH_INTERNAL_ASSERT(options.world_size > 0 && options.page_bytes > 0);
   return Packer(storages, options).pack();
+}
+
+}  // namespace zeropage::zero
+
+namespace zeropage {
+
+Range intersection(const Range& left, const Range& right) {
+  const int64_t begin = std::max(left.begin, right.begin);
+  return {begin, std::max(begin, std::min(left.end, right.end))};
 }
 
 }  // namespace zeropage

@@ -18,7 +18,7 @@
 
 #include "zeropage/detail/range.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 // Shards are whole numbers of such blocks; sums over a shard's blocks are then the same for any
 // world size.
@@ -72,4 +72,4 @@ struct LayoutOptions {
 std::vector<PageLayout> lay_out_pages(const std::vector<StorageSpec>& storages,
                                       const LayoutOptions& options);
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -10,7 +10,7 @@
 #include "zeropage/event_sink.h"
 #include "zeropage/ledger.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 // Larger buffers are sampled, each line of the cache once in so many rounds.
@@ -88,7 +88,7 @@ void BufferSync::broadcast_from_rank_zero(const uint8_t* written) {
   if (world_.size() == 1) return;
   const at::NoGradGuard no_grad;
   // Rank 0 writes nothing here, and whoever records a forward must see the same one on all ranks.
-  const memory::InterceptorScope unseen(nullptr);
+  const operators::InterceptorScope unseen(nullptr);
   std::vector<std::vector<Buffer*>> of_kinds;  // alike in dtype and device
   for (Buffer& buffer : buffers_) {
     if (*written++ == 0) continue;
@@ -116,7 +116,7 @@ void BufferSync::broadcast_all_from_rank_zero() {
 
 void BufferSync::broadcast_written_from_rank_zero() {
   if (world_.size() == 1 || buffers_.empty()) return;
-  const memory::InterceptorScope unseen(nullptr);
+  const operators::InterceptorScope unseen(nullptr);
   const at::Tensor written = at::zeros({static_cast<int64_t>(count())}, at::kByte);
   tell_written(written.mutable_data_ptr<uint8_t>());
   world_.communicator()
@@ -125,4 +125,4 @@ void BufferSync::broadcast_written_from_rank_zero() {
   broadcast_from_rank_zero(written.const_data_ptr<uint8_t>());
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

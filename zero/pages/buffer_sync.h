@@ -21,7 +21,7 @@
 
 #include "zeropage/world.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class BufferSync {
  public:
@@ -61,4 +61,4 @@ class BufferSync {
   uint64_t round_ = 0;  // of samples
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -8,11 +8,11 @@
 #include "zeropage/bytes.h"
 #include "zeropage/check.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 void check_fits_budget(const ParameterPages& pages, size_t page,
-                       const memory::PagerOptions& paging) {
+                       const paging::PagerOptions& paging) {
   const int64_t bytes = pages.plan()[page].whole_bytes;
   const int64_t budget = paging.budget_bytes;
   ZP_CHECK(budget == 0 || bytes <= budget || pages.shards().size() == 1, pages.describe(page),
@@ -43,7 +43,7 @@ void check_storage_can_move(const ParameterPages& pages, const PlacedStorage& pl
 }
 
 // Refuses before anything is moved.
-void check_can_move(const ParameterPages& pages, const memory::PagerOptions& paging) {
+void check_can_move(const ParameterPages& pages, const paging::PagerOptions& paging) {
   for (size_t page = 0; page < pages.layouts().size(); ++page) {
     if (pages.is_sharded(page)) check_fits_budget(pages, page, paging);
     for (const Slot& slot : pages.layouts()[page].slots) {
@@ -74,4 +74,4 @@ PageParts make_pages(PageWorlds worlds, std::vector<NamedParameter> parameters,
   return made;
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -18,12 +18,12 @@
 #include "zero/pages/whole_pages.h"
 #include "zeropage/options.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 struct MakePagesOptions {
   ParameterPages::PageOptions pages = {};
   // Options of the pager of sharded pages.
-  memory::PagerOptions paging = {};
+  paging::PagerOptions paging = {};
 };
 
 // The pages of a rank's parameters: for each question about them the part that answers it. Parts share what
@@ -52,4 +52,4 @@ PageParts make_pages(PageWorlds worlds, std::vector<NamedParameter> parameters,
                      const MakePagesOptions& options, const DeferredValues* deferred = nullptr,
                      const CheckPages& check = nullptr);
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

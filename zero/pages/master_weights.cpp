@@ -7,7 +7,7 @@
 #include "zeropage/check.h"
 #include "zeropage/ledger.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 MasterWeights::MasterWeights(std::shared_ptr<const ParameterPages> pages,
                              std::shared_ptr<const PageMemory> memory)
@@ -102,7 +102,7 @@ void MasterWeights::adopt_blocks_of(size_t page, const at::Tensor& blocks) const
 void MasterWeights::adopt_page(size_t page) const {
   if (!kept_[page].copy.defined() || is_copied_elsewhere(page)) return;
   const TierUse use(pages_->page_offload(), page);
-  offload::adopt_copy(kept_[page].copy, memory_->owned(page));
+  optim::adopt_copy(kept_[page].copy, memory_->owned(page));
 }
 
 void MasterWeights::end_update() {
@@ -110,4 +110,4 @@ void MasterWeights::end_update() {
   was_updated_ = true;
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -20,7 +20,7 @@
 #include "zero/pages/written_blocks.h"
 #include "zero/tiers/tier_storage.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class MasterWeights {
  public:
@@ -81,4 +81,4 @@ class MasterWeights {
   bool was_updated_ = false;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -11,7 +11,7 @@
 #include "optim/split_values.h"
 #include "zero/pages/tier_use.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 // Does what memory::adopt_storage does, and keeps the tensor's mark and its key, which that call would take away.
@@ -20,7 +20,7 @@ void adopt_with_mark(const at::Tensor& tensor, const c10::Storage& storage, at::
   auto mark = impl->get_backend_meta_intrusive_ptr();
   memory::adopt_storage(tensor, storage, dtype);
   if (!mark) return;
-  memory::add_trap_key(tensor);
+  operators::add_trap_key(tensor);
   impl->set_backend_meta(std::move(mark));
 }
 
@@ -114,7 +114,7 @@ void PageFiller::keep_part(size_t storage, const at::Tensor& values) {
   };
   const at::Tensor& remainders = masters_.remainders(placed.page);
   if (remainders.defined()) {
-    const offload::SplitValues split = offload::split_values(values);
+    const optim::SplitValues split = optim::split_values(values);
     fill_parameters(split.high);
     copy_into(remainders, own, split.low);
   } else {
@@ -148,4 +148,4 @@ void PageFiller::live_in_page(size_t storage) {
   }
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -17,7 +17,7 @@
 #include "zero/pages/page_memory.h"
 #include "zero/pages/parameter_pages.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class PageFiller {
  public:
@@ -39,4 +39,4 @@ class PageFiller {
   MasterWeights& masters_;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

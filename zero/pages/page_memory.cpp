@@ -6,11 +6,11 @@
 #include "zeropage/event_sink.h"
 #include "zeropage/ledger.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 PageMemory::PageMemory(std::shared_ptr<const ParameterPages> pages)
     : pages_(std::move(pages)),
-      compute_(memory::Stream::current(pages_->world().communicator().device())),
+      compute_(device::Stream::current(pages_->world().communicator().device())),
       memory_(pages_->layouts().size()) {
   for (size_t page = 0; page < memory_.size(); ++page) {
     if (pages_->offloads_parameters(page)) memory_[page].owned = make_shard(page);
@@ -61,9 +61,9 @@ comm::Pending PageMemory::start_gather_shards(size_t page) const {
 void PageMemory::check_stream(const char* who) const {
   const c10::Device device = pages_->world().communicator().device();
   ZP_CHECK(
-      memory::Stream::current(device) == compute_, who, ": the current stream of ", device,
+      device::Stream::current(device) == compute_, who, ": the current stream of ", device,
       " is another than when the module was wrapped, in whose order its memory is reused; make "
       "that one current, or wrap under this one");
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

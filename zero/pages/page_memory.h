@@ -17,7 +17,7 @@
 #include "zero/pages/parameter_pages.h"
 #include "zeropage/communicator.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class PageMemory {
  public:
@@ -51,8 +51,8 @@ class PageMemory {
   comm::Pending start_all_gather(size_t page) const;
 
   const std::shared_ptr<const ParameterPages> pages_;
-  const memory::Stream compute_;
+  const device::Stream compute_;
   std::vector<OfPage> memory_;  // by page
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

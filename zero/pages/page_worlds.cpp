@@ -4,7 +4,7 @@
 #include "zeropage/mesh.h"
 #include "zeropage/options.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 namespace {
 
@@ -34,4 +34,4 @@ PageWorlds::PageWorlds(const comm::World& world, int shard_within, int secondary
   replicas = mesh["replica"];
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -14,7 +14,7 @@
 
 #include "zeropage/world.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 struct PageWorlds {
   // One group. Implicit, as it is a world then.
@@ -37,4 +37,4 @@ struct PageWorlds {
   std::optional<comm::World> secondary;  // those that share a second copy of pages, if any do
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -5,7 +5,7 @@
 #include "zero/parameter_scan.h"
 #include "zeropage/check.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 PageWrites::PageWrites(std::shared_ptr<ParameterPages> pages,
                        std::shared_ptr<MasterWeights> masters,
@@ -112,4 +112,4 @@ void PageWrites::begin_training(size_t parameter) {
   masters_->begin_training(page);
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

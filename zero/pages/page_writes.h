@@ -17,7 +17,7 @@
 #include "zero/pages/user_writes.h"
 #include "zero/pages/whole_pages.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class PageWrites {
  public:
@@ -77,4 +77,4 @@ class PageWrites {
   std::vector<int64_t> versions_;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

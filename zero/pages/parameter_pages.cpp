@@ -7,7 +7,7 @@
 #include "zero/layout/parameter_checks.h"
 #include "zeropage/check.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 // Not a view: zero_grad() detaches p.grad() in place, which autograd refuses for views.
 at::Tensor slot_in(const at::Tensor& flat, const PlacedParameter& placed) {
@@ -118,4 +118,4 @@ void ParameterPages::lay_out(const std::vector<StorageSpec>& storages,
   parameters_ = PlacedParameters(std::move(parameters), layouts_.size());
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

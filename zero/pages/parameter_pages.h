@@ -25,7 +25,7 @@
 #include "zeropage/detail/model_part.h"
 #include "zeropage/options.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 // Memory that moves into a page in one piece: of one parameter, or of several that share it.
 struct PlacedStorage {
@@ -132,4 +132,4 @@ class ParameterPages {
   uint64_t training_version_ = 0;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

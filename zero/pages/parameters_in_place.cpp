@@ -9,7 +9,7 @@
 #include "zero/parameter_scan.h"
 #include "zeropage/check.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 // The values of a parameter that has other memory. torch::load() gives a parameter the storage of a file
@@ -90,4 +90,4 @@ void ParametersInPlace::put_back(size_t parameter, std::string& wrong) const {
   }
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -13,7 +13,7 @@
 #include "zero/pages/page_memory.h"
 #include "zero/pages/parameter_pages.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class ParametersInPlace {
  public:
@@ -43,4 +43,4 @@ class ParametersInPlace {
   std::vector<Place> places_;  // by parameter
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

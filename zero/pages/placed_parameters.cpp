@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace zeropage {
+namespace zeropage::zero {
 
 PlacedParameters::PlacedParameters(std::vector<PlacedParameter> parameters, size_t pages)
     : parameters_(std::move(parameters)), of_pages_(pages) {
@@ -19,4 +19,4 @@ int64_t PlacedParameters::index_of(const at::Tensor& tensor) const {
   return at == index_.end() ? -1 : static_cast<int64_t>(at->second);
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -14,7 +14,7 @@
 #include "zero/layout/module_parameters.h"
 #include "zero/layout/shard_layout.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 struct PlacedParameter {
   NamedParameter parameter;
@@ -52,4 +52,4 @@ class PlacedParameters {
   std::unordered_map<const at::TensorImpl*, size_t> index_;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

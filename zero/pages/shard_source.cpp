@@ -5,7 +5,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-namespace zeropage {
+namespace zeropage::zero {
 
 namespace {
 
@@ -23,7 +23,7 @@ ShardSource::ShardSource(comm::World world, std::string what, std::string hint, 
       hint_(std::move(hint)),
       kind_(kind),
       ledger_(memory::Ledger::current()),
-      gathers_(memory::Stream::another(world_.communicator().device())) {}
+      gathers_(device::Stream::another(world_.communicator().device())) {}
 
 ShardSource::~ShardSource() {
   try {
@@ -73,12 +73,12 @@ int64_t ShardSource::bytes_of_last(int64_t shard_bytes) const {
   return entries_.back().is_whole(world_) ? 0 : shard_bytes * world_.size();
 }
 
-memory::Fetch ShardSource::start_fetch(size_t page) {
+paging::Fetch ShardSource::start_fetch(size_t page) {
   Entry& entry = entries_[page];
   const at::Tensor shard = entry.shard();
   if (entry.is_whole(world_)) return {shard, {}};
   wait_for_compute();
-  const memory::StreamScope on_gathers(gathers_);
+  const device::StreamScope on_gathers(gathers_);
   // In the backward of an accelerator the thread is autograd's.
   const memory::LedgerScope ledger(ledger_);
   const bool in_group = entry.has_secondary && is_in_backward();
@@ -126,7 +126,7 @@ void ShardSource::end_use(size_t page) {
   if (entry.is_whole(world_)) return;
   wait_for_compute();
   if (!entry.whole.defined()) return;
-  const memory::StreamScope on_gathers(gathers_);
+  const device::StreamScope on_gathers(gathers_);
   entry.secondary.copy_(secondary_of(entry.whole));
   entry.has_secondary = true;
   entry.whole.reset();
@@ -140,7 +140,7 @@ void ShardSource::end_pass() {
 }
 
 void ShardSource::wait_for_compute() const {
-  gathers_.wait_for(memory::Stream::current(world_.communicator().device()));
+  gathers_.wait_for(device::Stream::current(world_.communicator().device()));
 }
 
 void ShardSource::write_back(size_t page, const at::Tensor& buffer) {
@@ -159,4 +159,4 @@ void ShardSource::write_back(size_t page, const at::Tensor& buffer) {
   }
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

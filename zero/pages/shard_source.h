@@ -32,9 +32,9 @@
 #include "zeropage/ledger.h"
 #include "zeropage/world.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
-class ShardSource final : public memory::PageSource {
+class ShardSource final : public paging::PageSource {
  public:
   // what: "the gradient of page", for errors. hint: behind the page's name there, what a user does who
   // did not mean to gather. kind: of the whole pages. secondary: the ranks of this one's group, if they share a
@@ -64,7 +64,7 @@ class ShardSource final : public memory::PageSource {
   int64_t add_shard(const PageLayout& layout, c10::ScalarType dtype,
                     std::function<at::Tensor()> shard);
 
-  memory::Fetch start_fetch(size_t page) override;
+  paging::Fetch start_fetch(size_t page) override;
   void write_back(size_t page, const at::Tensor& buffer) override;
   void end_use(size_t page) override;
   void end_pass() override;
@@ -98,8 +98,8 @@ class ShardSource final : public memory::PageSource {
   const std::string hint_;
   const memory::Kind kind_;
   const std::shared_ptr<memory::Ledger> ledger_;  // of the rank
-  const memory::Stream gathers_;
+  const device::Stream gathers_;
   std::vector<Entry> entries_;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -9,7 +9,7 @@
 
 #include "zero/tiers/page_offload.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class TierUse {
  public:
@@ -37,4 +37,4 @@ class TierUse {
   const int exceptions_ = std::uncaught_exceptions();
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -7,7 +7,7 @@
 
 #include "zero/pages/value_hash.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 uint64_t chained(uint64_t hash, uint64_t part) {
@@ -167,4 +167,4 @@ void UserWrites::describe(
   }
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

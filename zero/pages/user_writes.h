@@ -25,7 +25,7 @@
 #include "zero/pages/page_memory.h"
 #include "zero/pages/parameter_pages.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class UserWrites {
  public:
@@ -70,4 +70,4 @@ class UserWrites {
   std::map<size_t, uint64_t> written_back_;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

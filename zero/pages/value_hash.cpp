@@ -10,7 +10,7 @@
 
 #include "base/exact.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 constexpr uint64_t kOdd = 0x9E3779B97F4A7C15ULL;
@@ -72,7 +72,7 @@ uint64_t hash_of_bytes(const void* bytes, size_t count) {
 uint64_t sampled_hash(const void* bytes, size_t count, uint64_t round) {
   constexpr size_t kLineBytes = 64, kApart = 64;
   const auto* const from = static_cast<const char*>(bytes);
-  const size_t lines = memory::div_ceil(count, kLineBytes);
+  const size_t lines = base::div_ceil(count, kLineBytes);
   const size_t apart = std::min(lines, kApart);
   uint64_t hash = count;
   for (size_t line = apart == 0 ? 0 : round % apart; line < lines; line += apart) {
@@ -101,4 +101,4 @@ std::vector<uint64_t> hashes_of_values(const std::vector<at::Tensor>& flat) {
   return hashes;
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

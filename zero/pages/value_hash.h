@@ -12,7 +12,7 @@
 
 #include <ATen/core/TensorBody.h>
 
-namespace zeropage {
+namespace zeropage::zero {
 
 uint64_t hash_of_bytes(const void* bytes, size_t count);
 
@@ -25,4 +25,4 @@ std::string words_of_values(const at::Tensor& flat);
 // By tensor. flat: 1-D, contiguous, all on one device, with values. The host waits for what an accelerator was given.
 std::vector<uint64_t> hashes_of_values(const std::vector<at::Tensor>& flat);
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -5,18 +5,18 @@
 #include "paging/trap.h"
 #include "zeropage/ledger.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 WholePages::WholePages(std::shared_ptr<const ParameterPages> pages,
                        std::shared_ptr<const PageMemory> memory,
-                       std::shared_ptr<UserWrites> user_writes, const memory::PagerOptions& options)
+                       std::shared_ptr<UserWrites> user_writes, const paging::PagerOptions& options)
     : pages_(std::move(pages)), memory_(std::move(memory)), pager_index_(pages_->layouts().size()) {
   if (!shards_parameters(pages_->options())) return;
-  memory::check_dispatcher();
+  paging::check_dispatcher();
   auto made = std::make_unique<ShardSource>(pages_->shards(), "page", /*hint=*/"",
                                             memory::Kind::kParameter, pages_->worlds().secondary);
   ShardSource& source = *made;
-  pager_ = memory::Pager::make(std::move(made), options);
+  pager_ = paging::Pager::make(std::move(made), options);
   for (size_t page = 0; page < pager_index_.size(); ++page) {
     if (pages_->is_sharded(page)) hand_over(page, source, user_writes);
   }
@@ -27,10 +27,10 @@ void WholePages::hand_over(size_t page, ShardSource& source,
   const PageLayout& layout = pages_->layouts()[page];
   const auto element_bytes = static_cast<int64_t>(c10::elementSize(layout.dtype));
   const PlacedParameters& parameters = pages_->parameters();
-  std::vector<memory::Page::StorageInPage> page_storages;
+  std::vector<paging::Page::StorageInPage> page_storages;
   for (const Slot& slot : layout.slots) {
     const auto& sharing = pages_->storages()[slot.storage].parameters;
-    for (const size_t index : sharing) memory::set_trap(parameters[index].parameter.tensor);
+    for (const size_t index : sharing) paging::set_trap(parameters[index].parameter.tensor);
     page_storages.push_back(
         {parameters[sharing.front()].parameter.tensor.storage(), slot.range.begin * element_bytes});
   }
@@ -45,7 +45,7 @@ void WholePages::hand_over(size_t page, ShardSource& source,
   pager_index_[page] = pager_->add_page(layout.name, bytes, std::move(page_storages));
 }
 
-void WholePages::add_to(memory::Pins& pins, size_t parameter, bool writes) const {
+void WholePages::add_to(paging::Pins& pins, size_t parameter, bool writes) const {
   const size_t page = pages_->parameters()[parameter].page;
   if (pages_->is_sharded(page)) pins.add({pager_, pager_index_[page]}, writes);
 }
@@ -69,7 +69,7 @@ void WholePages::end_backward() const {
 }
 
 void WholePages::end_step() const {
-  if (pager_) pager_->end_pass(memory::Pass::kTraining);
+  if (pager_) pager_->end_pass(paging::Pass::kTraining);
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

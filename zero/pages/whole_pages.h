@@ -16,19 +16,19 @@
 #include "zero/pages/user_writes.h"
 #include "zeropage/communicator.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class WholePages {
  public:
   // Takes over the sharded pages, which have their values already.
   WholePages(std::shared_ptr<const ParameterPages> pages, std::shared_ptr<const PageMemory> memory,
-             std::shared_ptr<UserWrites> user_writes, const memory::PagerOptions& options);
+             std::shared_ptr<UserWrites> user_writes, const paging::PagerOptions& options);
 
   // Null where pages are not sharded.
-  const std::shared_ptr<memory::Pager>& pager() const { return pager_; }
+  const std::shared_ptr<paging::Pager>& pager() const { return pager_; }
 
   // Adds the parameter's page, if it is sharded.
-  void add_to(memory::Pins& pins, size_t parameter, bool writes) const;
+  void add_to(paging::Pins& pins, size_t parameter, bool writes) const;
   // Every rank takes the values that `root` has in the page, which is whole or pinned. Collective.
   comm::Pending start_broadcast(size_t page, int root) const;
 
@@ -48,8 +48,8 @@ class WholePages {
 
   const std::shared_ptr<const ParameterPages> pages_;
   const std::shared_ptr<const PageMemory> memory_;
-  std::shared_ptr<memory::Pager> pager_;
+  std::shared_ptr<paging::Pager> pager_;
   std::vector<size_t> pager_index_;  // by page
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -5,32 +5,32 @@
 #include "optim/adopt_copy.h"
 #include "optim/block_hashes.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 at::Tensor by_blocks(const at::Tensor& flat) {
-  return flat.view({-1, offload::kHashedNumel});
+  return flat.view({-1, optim::kHashedNumel});
 }
 
 }  // namespace
 
 void WrittenBlocks::add(size_t page, const at::Tensor& owned) {
-  pages_[page] = {owned, offload::block_hashes(owned)};
+  pages_[page] = {owned, optim::block_hashes(owned)};
 }
 
 void WrittenBlocks::note() {
-  for (auto& [page, of_page] : pages_) of_page.hashes = offload::block_hashes(of_page.owned);
+  for (auto& [page, of_page] : pages_) of_page.hashes = optim::block_hashes(of_page.owned);
 }
 
 void WrittenBlocks::note(size_t page) {
   const auto at = pages_.find(page);
-  if (at != pages_.end()) at->second.hashes = offload::block_hashes(at->second.owned);
+  if (at != pages_.end()) at->second.hashes = optim::block_hashes(at->second.owned);
 }
 
 void WrittenBlocks::visit_written(const TakeOver& take_over) const {
   std::vector<at::Tensor> differ, any;
   for (const auto& [page, of_page] : pages_) {
-    differ.push_back(offload::block_hashes(of_page.owned).ne(of_page.hashes));
+    differ.push_back(optim::block_hashes(of_page.owned).ne(of_page.hashes));
     any.push_back(differ.back().any());
   }
   if (any.empty() || any.front().is_meta()) return;
@@ -48,7 +48,7 @@ void WrittenBlocks::visit_written(size_t page, const TakeOver& take_over) const 
   const auto at = pages_.find(page);
   if (at == pages_.end() || at->second.owned.is_meta()) return;
   const at::Tensor blocks =
-      offload::block_hashes(at->second.owned).ne(at->second.hashes).nonzero().flatten();
+      optim::block_hashes(at->second.owned).ne(at->second.hashes).nonzero().flatten();
   if (blocks.numel() > 0) take_over(page, blocks);
 }
 
@@ -56,8 +56,8 @@ void adopt_blocks(const at::Tensor& values, const at::Tensor& owned, const at::T
   const at::Tensor written = by_blocks(owned).index_select(0, blocks).to(values.device());
   const at::Tensor places = blocks.to(values.device());
   const at::Tensor adopting = by_blocks(values).index_select(0, places);
-  offload::adopt_copy(adopting.flatten(), written.flatten());
+  optim::adopt_copy(adopting.flatten(), written.flatten());
   by_blocks(values).index_copy_(0, places, adopting);
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -14,7 +14,7 @@
 
 #include <ATen/core/TensorBody.h>
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class WrittenBlocks {
  public:
@@ -45,4 +45,4 @@ class WrittenBlocks {
 // something else than `values`, rounded. values: fp32; owned: as above, of the same numel.
 void adopt_blocks(const at::Tensor& values, const at::Tensor& owned, const at::Tensor& blocks);
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

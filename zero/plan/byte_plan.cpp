@@ -8,12 +8,11 @@
 #include "zeropage/check.h"
 #include "zeropage/detail/state_format.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 using memory::Kind;
 using memory::Tier;
-using offload::StateFormat;
 
 int64_t bytes_of_element(c10::ScalarType dtype) {
   return static_cast<int64_t>(c10::elementSize(dtype));
@@ -116,7 +115,7 @@ int64_t secondary_bytes(const Options& options, int64_t bytes, int world_size) {
 // Bytes of one state. first_in_block: the place of its first element in a block of 8-bit states.
 int64_t bytes_of_state(const Options& options, c10::ScalarType dtype, StateFormat format,
                        int64_t first_in_block, int64_t numel) {
-  if (format != StateFormat::kFp32) return offload::state_bytes(format, first_in_block, numel);
+  if (format != StateFormat::kFp32) return state_bytes(format, first_in_block, numel);
   // States have the dtype of what is updated.
   const bool in_fp32 =
       is_low_precision(dtype) && options.low_precision_update != LowPrecisionUpdate::kNearest;
@@ -223,7 +222,7 @@ class Planner {
         if (range.empty()) continue;
         bytes +=
             bytes_of_state(options_, layout.dtype, state_format_of(options_, parameter.numel()),
-                           range.begin % offload::kStateBlockNumel, range.numel());
+                           range.begin % kStateBlockNumel, range.numel());
       }
     }
     return bytes;
@@ -371,4 +370,4 @@ bool shards_gradients(const Options& options) {
   return options.stage.gradients;
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

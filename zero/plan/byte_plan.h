@@ -19,7 +19,7 @@
 #include "zeropage/ledger.h"
 #include "zeropage/options.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 // How the ranks share the parameters of a page, or its gradient.
 enum class Sharing : uint8_t {
@@ -133,4 +133,4 @@ std::vector<HigherStage> higher_stages(const Options& options, int highest);
 bool shards_parameters(const Options& options);
 bool shards_gradients(const Options& options);
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

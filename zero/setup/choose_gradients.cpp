@@ -6,7 +6,7 @@
 #include "zero/gradients/sharded_buckets.h"
 #include "zero/gradients/whole_buckets.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 std::unique_ptr<GradientBuckets> make_gradient_buckets(const Options& options,
                                                        std::shared_ptr<ParameterPages> pages) {
@@ -26,4 +26,4 @@ std::unique_ptr<GradientBuckets> make_gradient_buckets(const Options& options,
   return std::make_unique<ShardedBuckets>(std::move(pages), options);
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -7,9 +7,9 @@
 #include "zero/pages/parameter_pages.h"
 #include "zeropage/options.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 std::unique_ptr<GradientBuckets> make_gradient_buckets(const Options& options,
                                                        std::shared_ptr<ParameterPages> pages);
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

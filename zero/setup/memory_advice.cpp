@@ -9,7 +9,7 @@
 #include "zero/tiers/nvme_storage.h"
 #include "zeropage/bytes.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 using memory::format_bytes;
@@ -422,4 +422,4 @@ std::string advice_on_memory(const LimitedModel& model, const StepFacts::Values&
   return Advisor(model, facts, shortage).text();
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -14,7 +14,7 @@
 #include "zero/setup/step_facts.h"
 #include "zeropage/options.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 // A forecast may be that part of a limit too low (tests/proofs/planned_figures_test.cpp has 3 %).
 inline constexpr int64_t kForecastMarginPart = 32;
@@ -35,4 +35,4 @@ struct LimitedModel {
 std::string advice_on_memory(const LimitedModel& model, const StepFacts::Values& facts,
                              const memory::MemoryShortage& shortage);
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

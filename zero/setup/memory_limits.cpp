@@ -11,7 +11,7 @@
 #include "zeropage/device.h"
 #include "zeropage/ledger.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 using memory::Breakdown;
@@ -90,4 +90,4 @@ std::shared_ptr<memory::MemoryLimitScope> limit_memory(const comm::World& world,
   return scope;
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

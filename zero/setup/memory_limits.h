@@ -12,7 +12,7 @@
 #include "zeropage/options.h"
 #include "zeropage/world.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 // Limits of a rank; of the host's memory it gets an equal part.
 memory::MemoryLimits limits_of(const comm::World& world, const Options& options);
@@ -30,4 +30,4 @@ std::shared_ptr<memory::MemoryLimitScope> limit_memory(const comm::World& world,
                                                        std::shared_ptr<StepFacts> facts,
                                                        int64_t held_bytes);
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -8,7 +8,7 @@
 #include "zeropage/device.h"
 #include "zeropage/ledger.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 using memory::format_bytes;
@@ -46,19 +46,19 @@ void throw_alike(const comm::World& world, const char* about, const std::string&
 }
 
 void check_device_holds(const comm::World& world, const std::string& what, const MemoryNeed& need) {
-  if (!memory::has_streams(world.device().type())) return;
+  if (!device::has_streams(world.device().type())) return;
   throw_alike(world, "the memory of devices", shortage(world, what, need));
 }
 
 void check_host_holds(const comm::World& world, const std::string& what, int64_t bytes,
-                      const memory::HostMemory& host) {
+                      const device::HostMemory& host) {
   // A simulated world's hosts are other machines.
   if (world.device().is_meta()) return;
   const int64_t of_all = bytes * world.local_size();
   std::string own;
   if (of_all > host.usable_bytes()) {
     own = c10::str(what, " of ", world.local_size(), world.local_size() == 1 ? " rank " : " ranks ",
-                   memory::describe_need(of_all, host),
+                   device::describe_need(of_all, host),
                    "; offload less (options.offload.optimizer_bytes), offload to nvme "
                    "(options.offload.optimizer), keep states smaller (options.optimizer_state), or "
                    "use more hosts");
@@ -66,4 +66,4 @@ void check_host_holds(const comm::World& world, const std::string& what, int64_t
   throw_alike(world, "the memory of hosts", own);
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -8,7 +8,7 @@
 #include "zeropage/ledger.h"
 #include "zeropage/world.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 // On the device of a rank.
 struct MemoryNeed {
@@ -25,9 +25,9 @@ void check_device_holds(const comm::World& world, const std::string& what, const
 // The same for what is offloaded to the host: bytes a rank, against what `host` says may be taken.
 // what: "the offloaded optimizer state". Collective.
 void check_host_holds(const comm::World& world, const std::string& what, int64_t bytes,
-                      const memory::HostMemory& host);
+                      const device::HostMemory& host);
 
 // Throws on all ranks if one of them has an error. own: of this rank; "" for none. Collective.
 void throw_alike(const comm::World& world, const char* about, const std::string& own);
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

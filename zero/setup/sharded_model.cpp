@@ -12,10 +12,10 @@
 #include "zeropage/check.h"
 #include "zeropage/device.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
-static_assert(Options::kTwoLargestPages == memory::PagerOptions::kTwoLargestPages);
+static_assert(Options::kTwoLargestPages == paging::PagerOptions::kTwoLargestPages);
 
 // Whose parameters they are, beside the ranks that get other samples.
 struct ModelOfParameters {
@@ -35,8 +35,8 @@ MakePagesOptions pages_options(const Options& options, const comm::World& world,
                      .budget_option = "options.parameter_budget_bytes",
                      .prefetch_bytes = options.prefetch_bytes,
                      .retention = options.reshard == Reshard::kAfterUse
-                                      ? memory::Retention::kUntilUnused
-                                      : memory::Retention::kUntilReleased}};
+                                      ? paging::Retention::kUntilUnused
+                                      : paging::Retention::kUntilReleased}};
 }
 
 void check_world_invariant(const comm::World& world, const Options& options) {
@@ -54,7 +54,7 @@ void check_world_invariant(const comm::World& world, const Options& options) {
 
 void check_not_wrapped(const NamedParameter& parameter) {
   ZP_CHECK(
-      !detail::has_accumulate_hooks(parameter.tensor), "parameter \"", parameter.name(),
+      !has_accumulate_hooks(parameter.tensor), "parameter \"", parameter.name(),
       "\" is wrapped already: its memory lies in the pages of another DistributedDataParallel or "
       "Optimizer; use that one, or let it and its optimizers go first");
 }
@@ -91,7 +91,7 @@ void check_agreement_over_slices(const std::optional<comm::World>& world,
 
 bool rounds_at_random(const Options& options) {
   return options.low_precision_update == LowPrecisionUpdate::kStochasticRounding ||
-         options.optimizer_state != offload::StateFormat::kFp32;
+         options.optimizer_state != StateFormat::kFp32;
 }
 
 // What the stages of a pipeline decide together.
@@ -125,7 +125,7 @@ std::shared_ptr<memory::MemoryLimitScope> check_memory(const ParameterPages& pag
                       .held_bytes = held_bytes});
   if (pages.page_offload()) {
     check_host_holds(world, "what is offloaded of the model", held[memory::Tier::kHost].total(),
-                     memory::read_host_memory());
+                     device::read_host_memory());
   }
   return limit_memory(world,
                       {.options = options,
@@ -195,7 +195,8 @@ bool has_batch_norm(const torch::nn::Module& module) {
 
 ShardedModel shard_module_parameters(const torch::nn::Module& module, const comm::World& world,
                                      const std::optional<comm::World>& tensor,
-                                     const Options& options, const memory::ConstructionTape* tape) {
+                                     const Options& options,
+                                     const operators::ConstructionTape* tape) {
   validate(options);
   check_world_invariant(world, options);
   auto parameters = parameters_of(module, options);
@@ -233,4 +234,4 @@ ShardedModel shard_bare_parameters(const std::vector<at::Tensor>& tensors, const
   return shard(std::move(parameters), world, options, Unfrozen::kInBackward);
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

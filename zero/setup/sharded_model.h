@@ -17,13 +17,18 @@
 #include "zeropage/world.h"
 
 namespace zeropage {
-
-namespace memory {
-class ConstructionTape;
-class MemoryLimitScope;
-}  // namespace memory
-
 class DistributedDataParallelBase;
+}  // namespace zeropage
+
+namespace zeropage::memory {
+class MemoryLimitScope;
+}  // namespace zeropage::memory
+
+namespace zeropage::operators {
+class ConstructionTape;
+}  // namespace zeropage::operators
+
+namespace zeropage::zero {
 
 struct ShardedModel : PageParts {
   // What all ranks must have alike from step to step.
@@ -41,14 +46,19 @@ struct ShardedModel : PageParts {
 // that the module's slices are over. Collective; every rank takes rank 0's values.
 ShardedModel shard_module_parameters(const torch::nn::Module& module, const comm::World& world,
                                      const std::optional<comm::World>& tensor,
-                                     const Options& options, const memory::ConstructionTape* tape);
-
-// Those of a model that is wrapped, as long as it is.
-const ShardedModel& sharded_parameters_of(const DistributedDataParallelBase& model);
+                                     const Options& options,
+                                     const operators::ConstructionTape* tape);
 
 // Shards parameters that nothing wraps; their gradients are averaged in backward, too. Throws for stages that shard
 // gradients or parameters. Collective; every rank takes rank 0's values.
 ShardedModel shard_bare_parameters(const std::vector<at::Tensor>& tensors, const comm::World& world,
                                    const Options& options);
+
+}  // namespace zeropage::zero
+
+namespace zeropage {
+
+// Those of a model that is wrapped, as long as it is.
+const zero::ShardedModel& sharded_parameters_of(const DistributedDataParallelBase& model);
 
 }  // namespace zeropage

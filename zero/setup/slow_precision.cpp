@@ -8,7 +8,7 @@
 
 #include <c10/util/StringUtil.h>
 
-namespace zeropage {
+namespace zeropage::zero {
 
 // By CPUID's leaf 7 (Intel, "Software Developer's Manual", volume 2A): compilers differ in the names that they know. What the operating
 // system keeps of it does not matter for a word on speed.
@@ -51,4 +51,4 @@ void tell_of_slow_precision(const comm::World& world, const std::vector<PageLayo
   if (!words.empty() && !told.exchange(true)) std::cerr << words;
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

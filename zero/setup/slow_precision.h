@@ -9,7 +9,7 @@
 #include "zero/layout/shard_layout.h"
 #include "zeropage/world.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 // What the processor computes by itself besides fp32 and fp64.
 struct HostPrecisions {
@@ -26,4 +26,4 @@ std::string words_on_slow_precision(const std::vector<c10::ScalarType>& dtypes,
 // Says so on stderr, once a process, on rank 0 of ranks that train on their host.
 void tell_of_slow_precision(const comm::World& world, const std::vector<PageLayout>& layouts);
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

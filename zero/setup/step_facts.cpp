@@ -6,7 +6,7 @@
 #include "operators/operator_interceptor.h"
 #include "zeropage/recompute.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 // Forwards of regions and scopes that have ended.
@@ -23,7 +23,7 @@ StepFacts::Values StepFacts::now() const {
   values.in_backward = in_backward;
   if (values.phase == Phase::kForward) {
     // A scope of operators or a region that still runs looks at them.
-    values.recomputes |= memory::OperatorInterceptor::current() != nullptr ||
+    values.recomputes |= operators::OperatorInterceptor::current() != nullptr ||
                          recomputed_forwards() > recomputed_forwards_;
   }
   return values;
@@ -31,7 +31,7 @@ StepFacts::Values StepFacts::now() const {
 
 void StepFacts::begin_forward(int64_t samples, int64_t besides_bytes) {
   const int64_t forwards = recomputed_forwards();
-  const bool recomputes = memory::OperatorInterceptor::current() != nullptr;
+  const bool recomputes = operators::OperatorInterceptor::current() != nullptr;
   const std::lock_guard lock(mutex_);
   recomputed_forwards_ = forwards;
   values_.phase = Phase::kForward;
@@ -48,4 +48,4 @@ void StepFacts::end_forward() {
   values_.recomputes |= forwards > recomputed_forwards_;
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <mutex>
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class StepFacts {
  public:
@@ -75,4 +75,4 @@ class StepFacts {
   int64_t recomputed_forwards_ = 0;  // of the training thread, when its forward began
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

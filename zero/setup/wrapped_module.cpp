@@ -9,7 +9,7 @@
 #include "zeropage/check.h"
 #include "zeropage/recompute.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 // Ranks that repeat other operators than others would gather other pages.
@@ -26,7 +26,7 @@ void check_recompute(const comm::World& world) {
 }  // namespace
 
 WrappedModule::WrappedModule(std::shared_ptr<torch::nn::Module> module, RanksOfModel ranks,
-                             const Options& options, const memory::ConstructionTape* tape)
+                             const Options& options, const operators::ConstructionTape* tape)
     : module_(std::move(module)),
       ranks_(std::move(ranks)),
       options_(options),
@@ -37,11 +37,11 @@ WrappedModule::WrappedModule(std::shared_ptr<torch::nn::Module> module, RanksOfM
     versions_.push_back(placed.parameter.tensor._version());
   }
   if (limits_of(world(), options_).any()) {
-    std::vector<memory::OperatorLabels::Parameter> parameters;
+    std::vector<operators::OperatorLabels::Parameter> parameters;
     for (const auto& parameter : module_->named_parameters()) {
       parameters.push_back({parameter.key(), parameter.value()});
     }
-    labels_ = std::make_unique<memory::OperatorLabels>(parameters);
+    labels_ = std::make_unique<operators::OperatorLabels>(parameters);
   }
   send_buffers_beside_gradients();
 }
@@ -79,7 +79,7 @@ void WrappedModule::before_forward(int64_t samples) {
   if (sharded_.paging->pager()) check_recompute(world());
   // An evaluation has no step that ends its pass.
   if (const auto& pager = sharded_.paging->pager(); pager && !c10::GradMode::is_enabled()) {
-    pager->end_pass(memory::Pass::kInference);
+    pager->end_pass(paging::Pass::kInference);
   }
   // No backward follows that would do it. In eval mode buffers do not change, and up to stage 2 one
   // rank may evaluate alone.
@@ -134,4 +134,4 @@ void WrappedModule::check_module() const {
            "wrap it");
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

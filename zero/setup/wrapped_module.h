@@ -17,7 +17,7 @@
 #include "zeropage/options.h"
 #include "zeropage/world.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 // Whose module it is.
 struct RanksOfModel {
@@ -31,7 +31,7 @@ class WrappedModule {
  public:
   // Collective. tape: of a module that was constructed without memory; null for others.
   WrappedModule(std::shared_ptr<torch::nn::Module> module, RanksOfModel ranks,
-                const Options& options, const memory::ConstructionTape* tape);
+                const Options& options, const operators::ConstructionTape* tape);
 
   const comm::World& world() const { return ranks_.data; }
   const comm::World& all_ranks() const { return ranks_.all; }
@@ -58,7 +58,7 @@ class WrappedModule {
   const std::shared_ptr<std::atomic<bool>> has_reduced_ =
       std::make_shared<std::atomic<bool>>(false);
   bool told_ = false;
-  std::unique_ptr<memory::OperatorLabels> labels_;  // null where memory is not limited
+  std::unique_ptr<operators::OperatorLabels> labels_;  // null where memory is not limited
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

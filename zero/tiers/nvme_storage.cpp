@@ -9,7 +9,7 @@
 #include "memory/storage.h"
 #include "zeropage/check.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 NvmeStorage::NvmeStorage(offload::NvmeFileOptions file)
     : ledger_(memory::Ledger::current()), options_(std::move(file)) {}
@@ -37,7 +37,7 @@ at::Tensor NvmeStorage::add(size_t page, int64_t numel, at::ScalarType dtype, do
   Record& record = records.back();
   record.pieces.push_back({memory::storage_without_memory(bytes, c10::kCPU), record.bytes, numel,
                            dtype, initial, kind});
-  record.bytes += memory::round_up(bytes, kPieceAlignment);
+  record.bytes += base::round_up(bytes, kPieceAlignment);
   ledger_->charge_offloaded(memory::Tier::kNvme, kind, bytes);
   const at::Tensor like = at::empty({numel}, at::TensorOptions(c10::kMeta).dtype(dtype));
   return memory::tensor_in(record.pieces.back().storage, like, /*offset=*/0, dtype);
@@ -176,4 +176,4 @@ std::string NvmeStorage::describe() const {
   return lines;
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

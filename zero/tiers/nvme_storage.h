@@ -21,7 +21,7 @@
 #include "zero/tiers/tier_storage.h"
 #include "zeropage/pending.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class NvmeStorage final : public TierStorage {
  public:
@@ -92,4 +92,4 @@ class NvmeStorage final : public TierStorage {
   std::deque<Writing> writing_;   // the earliest first
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -10,19 +10,19 @@
 #include "zeropage/bytes.h"
 #include "zeropage/check.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 using memory::Tier;
 
 // The cores of this rank, near its device: ranks that are threads of one process share what the
 // process has.
-memory::CoreSet cores_of(const comm::World& world) {
+device::CoreSet cores_of(const comm::World& world) {
   // The other ranks of a simulated world are not here.
-  if (world.device().is_meta()) return memory::own_core_set();
+  if (world.device().is_meta()) return device::own_core_set();
   const int ranks = world.local_size();
-  const auto sets = memory::Machine::here().core_sets(
-      ranks, world.device().is_cuda() ? memory::device_nodes_of_ranks(ranks) : std::vector<int>());
+  const auto sets = device::Machine::here().core_sets(
+      ranks, world.device().is_cuda() ? device::device_nodes_of_ranks(ranks) : std::vector<int>());
   return sets[static_cast<size_t>(world.local_rank())];
 }
 
@@ -36,9 +36,9 @@ std::shared_ptr<PageOffload> PageOffload::make(const comm::World& world, const O
 PageOffload::PageOffload(const comm::World& world, const Options& options)
     : options_(options.offload), world_(world) {
   const c10::Device device = world.device();
-  const memory::CoreSet cores = cores_of(world);
-  pool_ = std::make_unique<offload::WorkerPool>(
-      offload::WorkerPoolOptions{.cores = cores, .threads = options_.worker_threads});
+  const device::CoreSet cores = cores_of(world);
+  pool_ = std::make_unique<optim::WorkerPool>(
+      optim::WorkerPoolOptions{.cores = cores, .threads = options_.worker_threads});
   const auto make_storage = [&](Tier tier, const char* what) -> std::unique_ptr<TierStorage> {
     if (device.is_meta()) return std::make_unique<SimulatedStorage>(tier);
     if (tier != Tier::kNvme) return std::make_unique<HostStorage>(device, cores);
@@ -100,4 +100,4 @@ void PageOffload::release_after_update(size_t page, TierStorage::Use use) {
   if (offloads_parameters()) parameters_->release(page, use);
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

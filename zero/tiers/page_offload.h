@@ -14,7 +14,7 @@
 #include "zeropage/options.h"
 #include "zeropage/world.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class PageOffload {
  public:
@@ -35,7 +35,7 @@ class PageOffload {
   TierStorage& staging() { return *staging_; }
   offload::CopyEngine& copies() { return *copies_; }
   // What computes the steps.
-  offload::WorkerPool& pool() { return *pool_; }
+  optim::WorkerPool& pool() { return *pool_; }
 
   // All that an update of the page needs: of values(), states() and parameters().
   void start_fetch_for_update(size_t page);
@@ -60,7 +60,7 @@ class PageOffload {
 
   const OffloadOptions options_;
   const comm::World world_;
-  std::unique_ptr<offload::WorkerPool> pool_;
+  std::unique_ptr<optim::WorkerPool> pool_;
   std::unique_ptr<offload::CopyEngine> copies_;
   std::unique_ptr<TierStorage> values_;
   std::unique_ptr<TierStorage> states_;
@@ -69,4 +69,4 @@ class PageOffload {
   std::unique_ptr<TierStorage> parameters_;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

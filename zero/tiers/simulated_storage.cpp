@@ -6,14 +6,14 @@
 #include "memory/meta_memory.h"
 #include "zero/tiers/nvme_storage.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 at::Tensor SimulatedStorage::add(size_t page, int64_t numel, at::ScalarType dtype,
                                  double /*initial*/, memory::Kind kind) {
   const std::lock_guard lock(mutex_);
   at::Tensor added = memory::meta_tensor_in(tier_, numel, dtype, kind);
   record_bytes_[page] +=
-      memory::round_up(static_cast<int64_t>(added.nbytes()), NvmeStorage::kPieceAlignment);
+      base::round_up(static_cast<int64_t>(added.nbytes()), NvmeStorage::kPieceAlignment);
   return added;
 }
 
@@ -33,4 +33,4 @@ int64_t SimulatedStorage::buffer_bytes() const {
   return buffers_.defined() ? static_cast<int64_t>(buffers_.nbytes()) : 0;
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -13,7 +13,7 @@
 
 #include "zero/tiers/tier_storage.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class SimulatedStorage final : public TierStorage {
  public:
@@ -35,4 +35,4 @@ class SimulatedStorage final : public TierStorage {
   at::Tensor buffers_;                      // undefined before the first use
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

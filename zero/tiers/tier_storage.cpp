@@ -6,12 +6,12 @@
 
 #include "device/pinned_arena.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 at::Tensor HostStorage::add(size_t /*page*/, int64_t numel, at::ScalarType dtype, double initial,
                             memory::Kind kind) {
-  const memory::Take take{numel, dtype};
-  memory::PinnedArena arena(memory::PinnedArena::bytes_for({&take, 1}),
+  const device::Take take{numel, dtype};
+  device::PinnedArena arena(device::PinnedArena::bytes_for({&take, 1}),
                             {.device = device_, .cores = cores_});
   const at::Tensor inside = arena.take(numel, dtype);
   const auto bytes = static_cast<int64_t>(inside.nbytes());
@@ -27,4 +27,4 @@ at::Tensor HostStorage::add(size_t /*page*/, int64_t numel, at::ScalarType dtype
   return charged;
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

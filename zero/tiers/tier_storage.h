@@ -19,7 +19,7 @@
 #include "device/topology.h"
 #include "zeropage/ledger.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class TierStorage {
  public:
@@ -68,7 +68,7 @@ class TierStorage {
 class HostStorage final : public TierStorage {
  public:
   // cores: near whose memory it is to be.
-  HostStorage(c10::Device device, memory::CoreSet cores)
+  HostStorage(c10::Device device, device::CoreSet cores)
       : device_(device), cores_(std::move(cores)), ledger_(memory::Ledger::current()) {}
 
   at::Tensor add(size_t page, int64_t numel, at::ScalarType dtype, double initial,
@@ -76,8 +76,8 @@ class HostStorage final : public TierStorage {
 
  private:
   const c10::Device device_;
-  const memory::CoreSet cores_;
+  const device::CoreSet cores_;
   const std::shared_ptr<memory::Ledger> ledger_;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

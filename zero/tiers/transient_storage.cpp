@@ -7,7 +7,7 @@
 #include "memory/storage.h"
 #include "zeropage/check.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 at::Tensor TransientStorage::add(size_t page, int64_t numel, at::ScalarType dtype,
                                  double /*initial*/, memory::Kind kind) {
@@ -99,4 +99,4 @@ void TransientStorage::fetch(size_t page) {
            "StepWhen::kInStep");
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -17,7 +17,7 @@
 
 #include "zero/tiers/tier_storage.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class TransientStorage final : public TierStorage {
  public:
@@ -58,4 +58,4 @@ class TransientStorage final : public TierStorage {
   std::vector<at::Tensor> idle_;  // of them
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

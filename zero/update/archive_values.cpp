@@ -6,7 +6,7 @@
 
 #include "zeropage/check.h"
 
-namespace zeropage::detail {
+namespace zeropage::zero {
 namespace {
 
 using nlohmann::json;
@@ -137,4 +137,4 @@ void load_json(const json& object, const Load& load) {
       load);
 }
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::zero

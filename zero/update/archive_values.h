@@ -15,7 +15,7 @@
 #include <nlohmann/json.hpp>
 #include <torch/serialize/archive.h>
 
-namespace zeropage::detail {
+namespace zeropage::zero {
 
 using Save = std::function<void(torch::serialize::OutputArchive&)>;
 using Load = std::function<void(torch::serialize::InputArchive&)>;
@@ -36,4 +36,4 @@ nlohmann::json saved_json(const std::string& who, const Save& save,
 // json: of saved_json(). Throws what load throws of missing or other values.
 void load_json(const nlohmann::json& json, const Load& load);
 
-}  // namespace zeropage::detail
+}  // namespace zeropage::zero

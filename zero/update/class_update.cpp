@@ -16,7 +16,7 @@
 #include "zeropage/options.h"
 #include "zeropage/testing.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 using torch::optim::OptimizerParamGroup;
@@ -82,7 +82,7 @@ void ClassUpdate::set_options(size_t group, const torch::optim::OptimizerOptions
 }
 
 void ClassUpdate::step(const at::Tensor& gradient, const HasGradient& has_gradient,
-                       const offload::GradientFactors& factors, const Directions& /*directions*/) {
+                       const optim::GradientFactors& factors, const Directions& /*directions*/) {
   TORCH_INTERNAL_ASSERT(!factors.found_inf.defined(), "a class reads no flag");
   ++steps_;
   if (tiles_.empty()) return;
@@ -90,7 +90,7 @@ void ClassUpdate::step(const at::Tensor& gradient, const HasGradient& has_gradie
   const memory::SurvivorScope state(memory::Kind::kOptimizerState);
   for (Tile& tile : tiles_) {
     if (!has_gradient(tile.parameter)) continue;
-    if (part_.adopts_copy) offload::adopt_copy(tile.values, tile.copy_out);
+    if (part_.adopts_copy) optim::adopt_copy(tile.values, tile.copy_out);
     const at::Tensor of_tile = gradient.narrow(0, tile.range.begin, tile.range.numel());
     tile.values.mutable_grad() = multiplied(of_tile, factors.scale).to(tile.values.scalar_type());
   }
@@ -110,7 +110,7 @@ OwnedState ClassUpdate::saved_state(const Tile& tile) const {
   if (found == optimizer_->state().end()) return state;
   state.steps = std::max<int64_t>(steps_, 1);
   const auto& class_state = *found->second;
-  for (auto& [name, value] : detail::saved_values([&](auto& to) { class_state.serialize(to); })) {
+  for (auto& [name, value] : saved_values([&](auto& to) { class_state.serialize(to); })) {
     if (name == kStep && value.isInt()) {
       state.steps = value.toInt();
     } else if (value.isTensor() && value.toTensor().defined()) {
@@ -184,7 +184,7 @@ void ClassUpdate::load_states(const std::vector<OwnedState>& states) {
     if (!states[index].tensors.empty() || states[index].steps > 0) continue;
     optimizer_->state().erase(tiles_[index].values.unsafeGetTensorImpl());
   }
-  detail::load_filled(fill, [&](auto& archive) { optimizer_->load(archive); });
+  load_filled(fill, [&](auto& archive) { optimizer_->load(archive); });
   for (size_t index = 0; index < states.size(); ++index) {
     const bool has_state =
         optimizer_->state().count(tiles_[index].values.unsafeGetTensorImpl()) > 0;
@@ -193,4 +193,4 @@ void ClassUpdate::load_states(const std::vector<OwnedState>& states) {
   }
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -10,7 +10,7 @@
 
 #include "zero/update/page_update.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 using MakeClassOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(
     std::vector<torch::optim::OptimizerParamGroup>)>;
@@ -23,7 +23,7 @@ class ClassUpdate final : public PageUpdate {
   void add_groups(std::vector<OwnedGroup> groups) override;
   void set_options(size_t group, const torch::optim::OptimizerOptions& options) override;
   void step(const at::Tensor& gradient, const HasGradient& has_gradient,
-            const offload::GradientFactors& factors, const Directions& directions) override;
+            const optim::GradientFactors& factors, const Directions& directions) override;
   // What the class saves of itself: tensors with an element for each of the tile's, and `step`. A class
   // without that number counts as having stepped when the optimizer has. Throws where it saves anything
   // else, or does not load what it saved. kWrite costs the states once more.
@@ -50,4 +50,4 @@ class ClassUpdate final : public PageUpdate {
   int64_t steps_ = 0;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

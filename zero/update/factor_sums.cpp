@@ -7,12 +7,12 @@
 #include "zero/update/page_updates.h"
 #include "zeropage/communicator.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 // Where a parameter's sums are in those of all.
 struct FactorSums::Place {
   Parameter of;
-  offload::FactoredShape shape;
+  optim::FactoredShape shape;
   int64_t begin = 0;
   bool is_here = false;  // a part of it is this rank's
 
@@ -26,7 +26,7 @@ std::vector<FactorSums::Place> FactorSums::places_of(const std::vector<Parameter
     const PlacedParameter& placed = parameters_.pages->parameters()[parameter.parameter];
     const Range here = intersection(parameters_.pages->owned(placed.page), placed.range);
     places.push_back({.of = parameter,
-                      .shape = offload::factored_shape(placed.parameter.tensor.sizes()),
+                      .shape = optim::factored_shape(placed.parameter.tensor.sizes()),
                       .begin = end,
                       .is_here = !here.empty()});
     end += places.back().shape.sums();
@@ -76,7 +76,7 @@ void FactorSums::run(const std::vector<Parameter>& of) const {
              [&](FactoredParameters& update, const Place& place, const at::Tensor& gradient,
                  const at::Tensor& part) {
                const at::Tensor windows =
-                   offload::windows_of(place.shape, place.in(magnitudes).to(part.device()));
+                   optim::windows_of(place.shape, place.in(magnitudes).to(part.device()));
                update.add_squares(place.of.parameter, gradient, scale_, windows, part);
              });
   if (is_shared) {
@@ -87,4 +87,4 @@ void FactorSums::run(const std::vector<Parameter>& of) const {
                  const at::Tensor& part) { update.take(place.of.parameter, part); });
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

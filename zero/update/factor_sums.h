@@ -11,7 +11,7 @@
 #include "zero/setup/sharded_model.h"
 #include "zero/update/factored_parameters.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class PageUpdates;
 
@@ -49,4 +49,4 @@ class FactorSums {
   const double scale_;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

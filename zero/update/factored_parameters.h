@@ -5,7 +5,7 @@
 
 #include <ATen/core/TensorBody.h>
 
-namespace zeropage {
+namespace zeropage::zero {
 
 // The parameters of a page, as the page's update has parts of them. gradient: [owned numel], multiplied by the scale.
 class FactoredParameters {
@@ -25,4 +25,4 @@ class FactoredParameters {
   ~FactoredParameters() = default;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -11,19 +11,19 @@
 #include "zeropage/check.h"
 #include "zeropage/ledger.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 at::Tensor part_of(const at::Tensor& flat, const ParameterShard& shard) {
   return flat.narrow(0, shard.range.begin, shard.range.numel());
 }
 
-offload::FactoredPart factored_part(const ParameterShard& shard, const at::Tensor& gradient,
-                                    double scale) {
+optim::FactoredPart factored_part(const ParameterShard& shard, const at::Tensor& gradient,
+                                  double scale) {
   return {.gradient = part_of(gradient, shard),
           .scale = static_cast<float>(scale),
           .first = shard.first_element,
-          .shape = offload::factored_shape(shard.sizes)};
+          .shape = optim::factored_shape(shard.sizes)};
 }
 
 }  // namespace
@@ -34,14 +34,14 @@ std::shared_ptr<const FusedForm> factored_form() {
                   return std::make_unique<FactoredUpdate>(std::move(part));
                 },
                 .states = 1,
-                .tensors = offload::adafactor_form()});
+                .tensors = optim::adafactor_form()});
 }
 
 void FactoredUpdate::add_groups(std::vector<OwnedGroup> groups) {
   for (OwnedGroup& group : groups) {
     for (ParameterShard& shard : group.shards) {
       ZP_CHECK(
-          shard.state_format == offload::StateFormat::kFp32,
+          shard.state_format == StateFormat::kFp32,
           "options.optimizer_state: Adafactor keeps its moments in fp32, and those of a matrix "
           "are a number for each row and column; leave the option out");
       if (shard.range.empty()) continue;
@@ -64,33 +64,33 @@ void FactoredUpdate::make_moments(Shard& shard) const {
   const auto add = [&](int64_t numel) {
     shard.moments.push_back(at::zeros({numel}, part_.values.options().dtype(at::kFloat)));
   };
-  if (!offload::is_factored(shard.of.sizes)) return add(shard.of.range.numel());
-  const offload::FactoredShape shape = offload::factored_shape(shard.of.sizes);
+  if (!optim::is_factored(shard.of.sizes)) return add(shard.of.range.numel());
+  const optim::FactoredShape shape = optim::factored_shape(shard.of.sizes);
   add(shape.all_rows());
   add(shape.all_columns());
 }
 
 void FactoredUpdate::raise_to_magnitudes(size_t parameter, const at::Tensor& gradient, double scale,
                                          const at::Tensor& magnitudes) {
-  offload::raise_to_magnitudes(factored_part(shard_of(parameter).of, gradient, scale), magnitudes);
+  optim::raise_to_magnitudes(factored_part(shard_of(parameter).of, gradient, scale), magnitudes);
 }
 
 void FactoredUpdate::add_squares(size_t parameter, const at::Tensor& gradient, double scale,
                                  const at::Tensor& windows, const at::Tensor& sums) {
-  offload::add_squares(factored_part(shard_of(parameter).of, gradient, scale), windows, sums);
+  optim::add_squares(factored_part(shard_of(parameter).of, gradient, scale), windows, sums);
 }
 
 void FactoredUpdate::take(size_t parameter, const at::Tensor& sums) {
   Shard& shard = shard_of(parameter);
   make_moments(shard);
-  const offload::FactoredMoments moments{.shape = offload::factored_shape(shard.of.sizes),
-                                         .rows = shard.moments[0],
-                                         .columns = shard.moments[1]};
-  moments.take(sums, offload::moment_rate(options_of(shard), shard.steps + 1));
+  const optim::FactoredMoments moments{.shape = optim::factored_shape(shard.of.sizes),
+                                       .rows = shard.moments[0],
+                                       .columns = shard.moments[1]};
+  moments.take(sums, optim::moment_rate(options_of(shard), shard.steps + 1));
 }
 
 void FactoredUpdate::make_directions(const at::Tensor& gradient, const HasGradient& has_gradient,
-                                     const offload::GradientFactors& factors,
+                                     const optim::GradientFactors& factors,
                                      const at::Tensor& directions,
                                      const std::function<void()>& on_values) {
   for (const Shard& shard : shards_) {
@@ -108,23 +108,22 @@ void FactoredUpdate::make_directions(const at::Tensor& gradient, const HasGradie
 void FactoredUpdate::direct(const Shard& shard, const at::Tensor& gradient, double scale,
                             const at::Tensor& directions) const {
   const at::Tensor of_shard = part_of(directions, shard.of);
-  if (!offload::is_factored(shard.of.sizes)) {
-    offload::direct_by_moments(options_of(shard), shard.steps, part_of(gradient, shard.of),
-                               static_cast<float>(scale), shard.moments[0], of_shard);
+  if (!optim::is_factored(shard.of.sizes)) {
+    optim::direct_by_moments(options_of(shard), shard.steps, part_of(gradient, shard.of),
+                             static_cast<float>(scale), shard.moments[0], of_shard);
     return;
   }
-  const offload::FactoredPart part = factored_part(shard.of, gradient, scale);
-  const offload::FactoredMoments moments{
+  const optim::FactoredPart part = factored_part(shard.of, gradient, scale);
+  const optim::FactoredMoments moments{
       .shape = part.shape, .rows = shard.moments[0], .columns = shard.moments[1]};
   moments.divide_by_roots(part, std::get<0>(options_of(shard).eps()), of_shard);
 }
 
 void FactoredUpdate::step(const at::Tensor& /*gradient*/, const HasGradient& has_gradient,
-                          const offload::GradientFactors& /*factors*/,
-                          const Directions& directions) {
+                          const optim::GradientFactors& /*factors*/, const Directions& directions) {
   for (const Shard& shard : shards_) {
     if (!has_gradient(shard.of.parameter)) continue;
-    descend_along(part_, shard.of.range, offload::descent_of(options_of(shard), shard.steps),
+    descend_along(part_, shard.of.range, optim::descent_of(options_of(shard), shard.steps),
                   shard.steps, directions.values, directions.factor(shard.of.parameter));
   }
 }
@@ -140,15 +139,15 @@ void FactoredUpdate::visit_states(StateAccess access, const VisitState& visit) {
       continue;
     }
     make_moments(shard);
-    if (offload::is_factored(shard.of.sizes)) {
+    if (optim::is_factored(shard.of.sizes)) {
       std::vector<int64_t> of_rows = shard.of.sizes;
       std::vector<int64_t> of_columns = shard.of.sizes;
       of_rows.back() = 1;
       of_columns[of_columns.size() - 2] = 1;
-      state.whole_tensors = {{offload::kRowMoments, shard.moments[0].view(of_rows)},
-                             {offload::kColumnMoments, shard.moments[1].view(of_columns)}};
+      state.whole_tensors = {{optim::kRowMoments, shard.moments[0].view(of_rows)},
+                             {optim::kColumnMoments, shard.moments[1].view(of_columns)}};
     } else {
-      state.tensors = {{offload::kMoments, shard.moments[0]}};
+      state.tensors = {{optim::kMoments, shard.moments[0]}};
     }
     visit(state);
     if (access != StateAccess::kWrite) continue;
@@ -158,4 +157,4 @@ void FactoredUpdate::visit_states(StateAccess access, const VisitState& visit) {
   }
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

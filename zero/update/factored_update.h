@@ -16,7 +16,7 @@
 #include "zero/update/page_update.h"
 #include "zeropage/adafactor.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 std::shared_ptr<const FusedForm> factored_form();
 
@@ -27,10 +27,10 @@ class FactoredUpdate final : public PageUpdate, private FactoredParameters {
   void add_groups(std::vector<OwnedGroup> groups) override;
   void set_options(size_t group, const torch::optim::OptimizerOptions& options) override;
   void make_directions(const at::Tensor& gradient, const HasGradient& has_gradient,
-                       const offload::GradientFactors& factors, const at::Tensor& directions,
+                       const optim::GradientFactors& factors, const at::Tensor& directions,
                        const std::function<void()>& on_values) override;
   void step(const at::Tensor& gradient, const HasGradient& has_gradient,
-            const offload::GradientFactors& factors, const Directions& directions) override;
+            const optim::GradientFactors& factors, const Directions& directions) override;
   void visit_states(StateAccess access, const VisitState& visit) override;
   // Each shard counts its steps.
   void set_updates(int64_t /*updates*/) override {}
@@ -63,4 +63,4 @@ class FactoredUpdate final : public PageUpdate, private FactoredParameters {
   std::unordered_map<size_t, size_t> by_parameter_;  // of shards_
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

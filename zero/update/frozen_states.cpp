@@ -6,7 +6,7 @@
 
 #include "zeropage/ledger.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 const at::Tensor* find(const std::vector<OwnedState::Tensor>& tensors, const std::string& name) {
@@ -66,4 +66,4 @@ void FrozenStates::write_to(size_t page, OwnedState& state) const {
   }
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -11,7 +11,7 @@
 
 #include "zero/update/page_update.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class FrozenStates {
  public:
@@ -33,4 +33,4 @@ class FrozenStates {
   std::map<size_t, std::vector<OwnedState>> by_page_;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -7,13 +7,13 @@
 #include "optim/tensor_form.h"
 #include "zero/update/page_update.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 struct FusedForm {
   MakePageUpdate make;
   int64_t states = 0;  // that it keeps, of the parameters' size
   // What becomes of directions between two passes; null: all its updates have one.
-  std::shared_ptr<const offload::TensorForm> tensors = nullptr;
+  std::shared_ptr<const optim::TensorForm> tensors = nullptr;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -17,7 +17,7 @@
 #include "zero/update/page_update.h"
 #include "zero/update/state_blocks.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 struct FusedShard {
   size_t parameter;
@@ -33,15 +33,15 @@ struct FusedRun {
   Range range;  // in the owned part
   size_t first_shard = 0;
   size_t end_shard = 0;
-  offload::StateFormat format;
-  offload::StretchPlace place;  // of the first shard
-  bool frozen = false;          // its shards were when they were added, and never stepped
+  StateFormat format;
+  optim::StretchPlace place;  // of the first shard
+  bool frozen = false;        // its shards were when they were added, and never stepped
   std::optional<size_t> block = std::nullopt;  // that has its states
   int64_t first_state = 0;                     // there
   int64_t first_scale = 0;
 };
 
-template <offload::HasFusedStep AlgorithmOptions>
+template <optim::HasFusedStep AlgorithmOptions>
 class FusedRuns {
  public:
   explicit FusedRuns(const OwnedPart& part) : part_(part), states_(part) {}
@@ -79,7 +79,7 @@ class FusedRuns {
   void make_states() {
     make_blocks(0, runs_.size(), /*frozen_too=*/false);
     for (size_t block = 0; block < blocks_.size(); ++block) {
-      const size_t wanted = offload::state_names(options_[blocks_[block].group]).size();
+      const size_t wanted = optim::state_names(options_[blocks_[block].group]).size();
       if (states_.states(block).size() >= wanted) continue;
       states_.extend(block, beginning_of(blocks_[block]));
       ++version_;
@@ -100,7 +100,7 @@ class FusedRuns {
   // The scales of a run's 8-bit states.
   at::Tensor scales_of(const FusedRun& run, size_t index) const {
     return states_.scales(*run.block)[index].narrow(
-        0, run.first_scale, offload::blocks_of(run.place.first_in_block, run.range.numel()));
+        0, run.first_scale, blocks_of(run.place.first_in_block, run.range.numel()));
   }
 
  private:
@@ -110,14 +110,14 @@ class FusedRuns {
   // What the states of one block are of.
   struct Block {
     size_t group;
-    offload::StateFormat format;
+    StateFormat format;
   };
 
   void add_runs(const std::vector<ParameterShard>& shards) {
     int64_t end_with_padding = -1;
     for (const ParameterShard& shard : shards) {
       if (shard.range.empty()) continue;
-      const bool is_fp32 = shard.state_format == offload::StateFormat::kFp32;
+      const bool is_fp32 = shard.state_format == StateFormat::kFp32;
       const bool follows =
           shard.range.begin == end_with_padding && is_fp32 && runs_.back().frozen == shard.frozen;
       end_with_padding = is_fp32 ? shard.range.end + shard.padding : -1;
@@ -140,7 +140,7 @@ class FusedRuns {
                       .parameter = shard.parameter,
                       .first_element = shard.first_element,
                       // The owned part begins where a block of the page does.
-                      .first_in_block = shard.range.begin % offload::kStateBlockNumel},
+                      .first_in_block = shard.range.begin % kStateBlockNumel},
             .frozen = shard.frozen};
   }
 
@@ -151,16 +151,16 @@ class FusedRuns {
       int64_t scales = 0;
       std::vector<size_t> runs = {};
     };
-    std::map<std::pair<size_t, offload::StateFormat>, Sizes> blocks;
+    std::map<std::pair<size_t, StateFormat>, Sizes> blocks;
     for (size_t index = first; index < end; ++index) {
       FusedRun& run = runs_[index];
       if (run.block || (run.frozen && !frozen_too)) continue;
       Sizes& sizes = blocks[{run.group, run.format}];
       run.first_state =
-          memory::round_up(sizes.numel, kAlignmentNumel) + run.range.begin % kAlignmentNumel;
+          base::round_up(sizes.numel, kAlignmentNumel) + run.range.begin % kAlignmentNumel;
       run.first_scale = sizes.scales;
       sizes.numel = run.first_state + run.range.numel();
-      sizes.scales += offload::blocks_of(run.place.first_in_block, run.range.numel());
+      sizes.scales += blocks_of(run.place.first_in_block, run.range.numel());
       sizes.runs.push_back(index);
     }
     for (const auto& [kind, sizes] : blocks) {
@@ -175,9 +175,9 @@ class FusedRuns {
   StateBlocks::Beginning beginning_of(const Block& block) const {
     const AlgorithmOptions& options = options_[block.group];
     const at::Tensor value = at::zeros({1}, at::kFloat);
-    StateBlocks::Beginning beginning{.states = offload::make_states(options, value, block.format)};
-    if (block.format == offload::StateFormat::k8Bit) {
-      beginning.scales = offload::make_scales(options, value, /*first_in_block=*/0);
+    StateBlocks::Beginning beginning{.states = optim::make_states(options, value, block.format)};
+    if (block.format == StateFormat::k8Bit) {
+      beginning.scales = optim::make_scales(options, value, /*first_in_block=*/0);
     }
     return beginning;
   }
@@ -191,4 +191,4 @@ class FusedRuns {
   uint64_t version_ = 0;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

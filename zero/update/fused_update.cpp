@@ -17,7 +17,7 @@
 #include "zeropage/muon.h"
 #include "zeropage/optimizer.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 // Parameters that lie one after the other, are in one group and have made as many steps are updated
@@ -29,10 +29,10 @@ namespace {
 //
 // Groups that read more of a tensor than an element have two passes. Their calls are made in both, the second time
 // parameter by parameter.
-template <offload::HasFusedStep AlgorithmOptions>
+template <optim::HasFusedStep AlgorithmOptions>
 class FusedUpdate final : public PageUpdate {
  public:
-  FusedUpdate(OwnedPart part, std::shared_ptr<const offload::TensorForm> tensors)
+  FusedUpdate(OwnedPart part, std::shared_ptr<const optim::TensorForm> tensors)
       : part_(std::move(part)), tensors_(std::move(tensors)), runs_(part_), saved_(runs_) {}
 
   void add_groups(std::vector<OwnedGroup> groups) override { runs_.add_groups(std::move(groups)); }
@@ -53,7 +53,7 @@ class FusedUpdate final : public PageUpdate {
   }
 
   void step(const at::Tensor& gradient, const HasGradient& has_gradient,
-            const offload::GradientFactors& factors, const Directions& directions) override {
+            const optim::GradientFactors& factors, const Directions& directions) override {
     if (!std::exchange(is_begun_, false)) begin(has_gradient);
     for (const Call& call : calls_) {
       if (reads(call) == UpdateReads::kElement) {
@@ -65,7 +65,7 @@ class FusedUpdate final : public PageUpdate {
   }
 
   void make_directions(const at::Tensor& gradient, const HasGradient& has_gradient,
-                       const offload::GradientFactors& factors, const at::Tensor& directions,
+                       const optim::GradientFactors& factors, const at::Tensor& directions,
                        const std::function<void()>& on_values) override {
     begin(has_gradient);
     is_begun_ = true;
@@ -75,7 +75,7 @@ class FusedUpdate final : public PageUpdate {
     on_values();
     for (const Call& call : calls_) {
       if (reads(call) == UpdateReads::kElement) continue;
-      offload::Stretch stretch = stretch_of(call, gradient, directions);
+      optim::Stretch stretch = stretch_of(call, gradient, directions);
       run(call, std::move(stretch), factors);
     }
   }
@@ -89,7 +89,7 @@ class FusedUpdate final : public PageUpdate {
   };
   struct Call {
     std::vector<Part> parts;
-    offload::StretchPieces pieces = {};  // of several
+    optim::StretchPieces pieces = {};  // of several
   };
 
   // A step: counts it, and makes its calls.
@@ -124,8 +124,7 @@ class FusedUpdate final : public PageUpdate {
     std::map<std::pair<size_t, int64_t>, size_t> known;  // by their states' block and their steps
     for (const Part& part : parts()) {
       const FusedRun& run = runs_.all()[part.run];
-      const bool is_packed =
-          run.format != offload::StateFormat::kFp32 || part_.remainders.defined();
+      const bool is_packed = run.format != StateFormat::kFp32 || part_.remainders.defined();
       const std::pair key(*run.block, runs_.shards()[part.shard].steps);
       if (is_packed || known.emplace(key, calls_.size()).second) {
         calls_.push_back({.parts = {part}});
@@ -157,8 +156,8 @@ class FusedUpdate final : public PageUpdate {
     return parts;
   }
 
-  offload::StretchPieces pieces_of(const std::vector<Part>& parts) const {
-    std::vector<offload::StretchPiece> pieces;
+  optim::StretchPieces pieces_of(const std::vector<Part>& parts) const {
+    std::vector<optim::StretchPiece> pieces;
     for (const Part& part : parts) {
       pieces.push_back({.begin = part.range.begin,
                         .first_state = runs_.first_state(runs_.all()[part.run], part.range),
@@ -176,8 +175,8 @@ class FusedUpdate final : public PageUpdate {
   }
 
   void update(const Call& call, const at::Tensor& gradient,
-              const offload::GradientFactors& factors) const {
-    offload::Stretch stretch = stretch_of(call, gradient, part_.values);
+              const optim::GradientFactors& factors) const {
+    optim::Stretch stretch = stretch_of(call, gradient, part_.values);
     const auto of_parts = [&](const at::Tensor& flat) { return of_call(call, flat); };
     stretch.copy_out = of_parts(part_.copy_out);
     stretch.remainders = of_parts(part_.remainders);
@@ -193,33 +192,33 @@ class FusedUpdate final : public PageUpdate {
   }
 
   // values: [owned numel], what the call writes.
-  offload::Stretch stretch_of(const Call& call, const at::Tensor& gradient,
-                              const at::Tensor& values) const {
+  optim::Stretch stretch_of(const Call& call, const at::Tensor& gradient,
+                            const at::Tensor& values) const {
     const Part& first = call.parts.front();
     const FusedRun& run = runs_.all()[first.run];
     const bool is_one = call.parts.size() == 1;
-    offload::Stretch stretch{.values = of_call(call, values),
-                             .gradient = of_call(call, gradient),
-                             .copy_out = {},
-                             .states = {},
-                             .place = run.place};
-    for (size_t index = 0; index < offload::state_names(runs_.options(run)).size(); ++index) {
+    optim::Stretch stretch{.values = of_call(call, values),
+                           .gradient = of_call(call, gradient),
+                           .copy_out = {},
+                           .states = {},
+                           .place = run.place};
+    for (size_t index = 0; index < optim::state_names(runs_.options(run)).size(); ++index) {
       stretch.states.push_back(is_one ? runs_.states_of(run, first.range, index)
                                       : runs_.states_beside(run)[index]);
-      if (run.format == offload::StateFormat::k8Bit) {
+      if (run.format == StateFormat::k8Bit) {
         stretch.scales.push_back(runs_.scales_of(run, index));
       }
     }
     return stretch;
   }
 
-  void run(const Call& call, const offload::Stretch& stretch,
-           const offload::GradientFactors& factors) const {
+  void run(const Call& call, const optim::Stretch& stretch,
+           const optim::GradientFactors& factors) const {
     const int64_t steps = runs_.shards()[call.parts.front().shard].steps;
     if (call.parts.size() == 1) {
-      offload::fused_step(options_of(call), steps, stretch, factors);
+      optim::fused_step(options_of(call), steps, stretch, factors);
     } else {
-      offload::fused_step_of_pieces(options_of(call), steps, stretch, call.pieces, factors);
+      optim::fused_step_of_pieces(options_of(call), steps, stretch, call.pieces, factors);
     }
   }
 
@@ -241,8 +240,8 @@ class FusedUpdate final : public PageUpdate {
   }
 
   void descend(const Call& call, const Directions& directions) const {
-    if constexpr (offload::HasTwoPasses<AlgorithmOptions>) {
-      const offload::UpdateRule rule = offload::descent_of(options_of(call));
+    if constexpr (optim::HasTwoPasses<AlgorithmOptions>) {
+      const optim::UpdateRule rule = optim::descent_of(options_of(call));
       for_each_shard(call, [&](const FusedShard& shard) {
         descend_along(part_, shard.range, rule, shard.steps, directions.values,
                       directions.factor(shard.parameter));
@@ -251,7 +250,7 @@ class FusedUpdate final : public PageUpdate {
   }
 
   const OwnedPart part_;
-  const std::shared_ptr<const offload::TensorForm> tensors_;  // null: all groups have one pass
+  const std::shared_ptr<const optim::TensorForm> tensors_;  // null: all groups have one pass
   FusedRuns<AlgorithmOptions> runs_;
   SavedRuns<AlgorithmOptions> saved_;
   std::vector<Call> calls_;  // of the last step
@@ -261,9 +260,9 @@ class FusedUpdate final : public PageUpdate {
 };
 
 template <typename AlgorithmOptions>
-std::shared_ptr<const offload::TensorForm> tensor_form() {
-  if constexpr (std::is_same_v<AlgorithmOptions, MuonOptions>) return offload::muon_form();
-  if constexpr (std::is_same_v<AlgorithmOptions, LambOptions>) return offload::lamb_form();
+std::shared_ptr<const optim::TensorForm> tensor_form() {
+  if constexpr (std::is_same_v<AlgorithmOptions, MuonOptions>) return optim::muon_form();
+  if constexpr (std::is_same_v<AlgorithmOptions, LambOptions>) return optim::lamb_form();
   return nullptr;
 }
 
@@ -275,24 +274,29 @@ std::shared_ptr<const FusedForm> form_of(const AlgorithmOptions& defaults) {
           [tensors](OwnedPart part) {
             return std::make_unique<FusedUpdate<AlgorithmOptions>>(std::move(part), tensors);
           },
-      .states = static_cast<int64_t>(offload::state_names(defaults).size()),
+      .states = static_cast<int64_t>(optim::state_names(defaults).size()),
       .tensors = tensors});
 }
 
 }  // namespace
 
-namespace detail {
+}  // namespace zeropage::zero
+
+namespace zeropage::detail {
 
 template <typename A>
-std::shared_ptr<const FusedForm> fused_form(const typename OptimizerTraits<A>::Options& defaults) {
+std::shared_ptr<const zero::FusedForm> fused_form(
+    const typename OptimizerTraits<A>::Options& defaults) {
   if constexpr (std::is_same_v<A, Adafactor>) {
-    return factored_form();
+    return zero::factored_form();
   } else {
-    return form_of(defaults);
+    return zero::form_of(defaults);
   }
 }
 
-}  // namespace detail
+}  // namespace zeropage::detail
+
+namespace zeropage::zero {
 
 namespace {
 
@@ -324,4 +328,4 @@ std::string names_with_fused_form() {
   return joined_names(detail::ClassesWithFusedForm());
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

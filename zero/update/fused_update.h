@@ -7,9 +7,9 @@
 
 #include "zero/update/fused_form.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 // The classes that have one, for errors: "AdamW, Adam and SGD".
 std::string names_with_fused_form();
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -1,6 +1,6 @@
 #include "zero/update/matrix_bytes.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 MatrixBytes matrix_bytes(const ParameterPages& pages, const std::vector<OwnedMatrix>& matrices,
                          const std::function<MatrixPlace(size_t parameter)>& place_of) {
@@ -28,4 +28,4 @@ MatrixBytes matrix_bytes(const ParameterPages& pages, const std::vector<OwnedMat
   return bytes;
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -12,7 +12,7 @@
 #include "zero/pages/parameter_pages.h"
 #include "zero/update/matrix_owners.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 // On this rank.
 struct MatrixBytes {
@@ -29,4 +29,4 @@ struct MatrixPlace {
 MatrixBytes matrix_bytes(const ParameterPages& pages, const std::vector<OwnedMatrix>& matrices,
                          const std::function<MatrixPlace(size_t parameter)>& place_of);
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

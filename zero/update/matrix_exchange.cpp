@@ -9,7 +9,7 @@
 #include "zeropage/check.h"
 #include "zeropage/communicator.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 constexpr std::array kWireDtypes = {at::kFloat, at::kBFloat16};
@@ -173,4 +173,4 @@ void MatrixExchange::arrive(Way way) {
   under_way_.clear();
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

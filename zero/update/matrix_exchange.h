@@ -20,7 +20,7 @@
 #include "zero/pages/parameter_pages.h"
 #include "zeropage/pending.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class MatrixExchange {
  public:
@@ -83,4 +83,4 @@ class MatrixExchange {
   std::vector<Message> under_way_;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

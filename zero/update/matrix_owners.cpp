@@ -4,7 +4,7 @@
 #include <cmath>
 #include <iterator>
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 // A bucket is as long as its dearest matrix, so small ones balance worse.
@@ -63,4 +63,4 @@ std::vector<MatrixBucket> matrix_buckets(const std::vector<PageOfMatrices>& page
   return buckets;
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace zeropage {
+namespace zeropage::zero {
 
 struct OwnedMatrix {
   size_t parameter = 0;
@@ -39,4 +39,4 @@ inline constexpr int64_t kBucketNumel = int64_t{8} << 20;
 std::vector<MatrixBucket> matrix_buckets(const std::vector<PageOfMatrices>& pages, int ranks,
                                          int64_t bucket_numel = kBucketNumel);
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

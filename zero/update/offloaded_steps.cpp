@@ -10,7 +10,7 @@
 #include "zeropage/check.h"
 #include "zeropage/event_sink.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 using memory::Pending;
 using offload::Direction;
@@ -69,7 +69,7 @@ void OffloadedSteps::start(size_t part, Step step, const Gradient& gradient,
            "accumulator's last; accumulate with an Accumulator, or use StepWhen::kInStep");
   // With its buffers a gradient would stay on the device until its turn has come.
   Task task{part, std::move(step), gradient.arrival.without_buffers(), std::move(unchanged),
-            memory::Stream::current(page_offload_->device()).record()};
+            device::Stream::current(page_offload_->device()).record()};
   if (gradient.on_device.defined()) {
     page_offload_->gradients().begin_writing(of_part.part.page);
     task.gradient = page_offload_->copies().start(Direction::kToHost, of_part.part.gradient,
@@ -118,10 +118,10 @@ void OffloadedSteps::publish(size_t part) {
 void OffloadedSteps::run() {
   const at::NoGradGuard no_grad;
   const memory::LedgerScope ledger(ledger_);
-  const offload::WorkerPoolScope pool(page_offload_->pool());
+  const optim::WorkerPoolScope pool(page_offload_->pool());
   // Copies wait for the current stream. The device's default one may be compute's, which has been
   // given what comes after, such as the rest of backward. It makes the device current too.
-  const memory::StreamScope stream(memory::Stream::another(page_offload_->device()));
+  const device::StreamScope stream(device::Stream::another(page_offload_->device()));
   std::unique_lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [this] { return ends_ || !tasks_.empty(); });
@@ -153,7 +153,7 @@ void OffloadedSteps::run() {
 }
 
 void OffloadedSteps::perform(const Task& task) {
-  const memory::NamedRange range("OffloadedSteps::perform");
+  const device::NamedRange range("OffloadedSteps::perform");
   OfPart& of_part = parts_[task.part];
   const size_t page = of_part.part.page;
   const memory::OwnerScope owner("offloaded step", of_part.part.name);
@@ -216,4 +216,4 @@ int64_t OffloadedSteps::largest_copy_bytes() const {
   return largest;
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -34,7 +34,7 @@
 #include "zeropage/ledger.h"
 #include "zeropage/pending.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class OffloadedSteps {
  public:
@@ -99,7 +99,7 @@ class OffloadedSteps {
     Step step;
     memory::Pending gradient;
     std::vector<Range> unchanged;
-    memory::Event begun;  // of what was given to the device before
+    device::Event begun;  // of what was given to the device before
   };
   void run();
   void perform(const Task& task);
@@ -128,4 +128,4 @@ class OffloadedSteps {
   std::thread thread_;  // last: it uses the others
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

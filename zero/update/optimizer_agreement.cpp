@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace zeropage {
+namespace zeropage::zero {
 
 OptimizerAgreement::OptimizerAgreement(std::shared_ptr<RankAgreement> ranks,
                                        const ParameterGroups& groups, std::string class_name,
@@ -41,4 +41,4 @@ void OptimizerAgreement::describe(size_t index, RankAgreement::Lines& lines) con
   }
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -13,7 +13,7 @@
 #include "zero/update/option_words.h"
 #include "zero/update/parameter_groups.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class OptimizerAgreement {
  public:
@@ -39,4 +39,4 @@ class OptimizerAgreement {
   const std::shared_ptr<void> part_;  // last: calls this
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -19,7 +19,7 @@
 #include "zeropage/lion.h"
 #include "zeropage/muon.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 using torch::optim::OptimizerOptions;
@@ -117,7 +117,7 @@ std::vector<std::pair<std::string, std::string>> option_words(const OptimizerOpt
   std::vector<std::pair<std::string, std::string>> words;
   try {
     const nlohmann::json values =
-        detail::saved_json("options", [&](auto& archive) { options.serialize(archive); });
+        saved_json("options", [&](auto& archive) { options.serialize(archive); });
     for (const auto& [name, value] : values.items()) words.emplace_back(name, value.dump());
   } catch (const std::exception&) {
     if (const auto rate = learning_rate(options)) words.emplace_back("lr", c10::str(*rate));
@@ -139,4 +139,4 @@ uint64_t OptionsHash::of(const OptimizerOptions& options, const OptionsClass& of
   return hash_;
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

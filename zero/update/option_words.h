@@ -13,7 +13,7 @@
 
 #include <torch/optim/optimizer.h>
 
-namespace zeropage {
+namespace zeropage::zero {
 
 // An optimizer's class has options of this one, which may be a user's.
 struct OptionsClass {
@@ -43,4 +43,4 @@ class OptionsHash {
   bool saves_ = true;  // the class saves them
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -13,7 +13,7 @@
 #include "zeropage/ledger.h"
 #include "zeropage/optimizer.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 // A tensor that a user's update was given as `before`.
@@ -33,7 +33,7 @@ std::vector<at::Tensor> aliases_of(const std::vector<at::Tensor>& tensors) {
   return aliases;
 }
 
-class OwnForm final : public offload::TensorForm {
+class OwnForm final : public optim::TensorForm {
  public:
   OwnForm(std::shared_ptr<const TensorUpdateBase> update, UpdateReads reads)
       : update_(std::move(update)), reads_(reads) {}
@@ -71,25 +71,29 @@ class OwnForm final : public offload::TensorForm {
 
 }  // namespace
 
-namespace detail {
+}  // namespace zeropage::zero
 
-std::shared_ptr<const FusedForm> own_form(const std::shared_ptr<const TensorUpdateBase>& update,
-                                          UpdateReads reads,
-                                          const torch::optim::OptimizerOptions& defaults) {
+namespace zeropage::detail {
+
+std::shared_ptr<const zero::FusedForm> own_form(
+    const std::shared_ptr<const TensorUpdateBase>& update, UpdateReads reads,
+    const torch::optim::OptimizerOptions& defaults) {
   ZP_CHECK(reads == UpdateReads::kSums || reads == UpdateReads::kMatrix,
            "what a TensorUpdate of your own reads: expected UpdateReads::kSums or "
            "UpdateReads::kMatrix; an "
            "optimizer that reads elements alone is a class of torch::optim (zeropage/optimizer.h)");
-  return std::make_shared<const FusedForm>(
-      FusedForm{.make =
-                    [update](OwnedPart part) {
-                      return std::make_unique<OwnTensorUpdate>(std::move(part), update);
-                    },
-                .states = static_cast<int64_t>(update->states_of(defaults).size()),
-                .tensors = std::make_shared<const OwnForm>(update, reads)});
+  return std::make_shared<const zero::FusedForm>(
+      zero::FusedForm{.make =
+                          [update](zero::OwnedPart part) {
+                            return std::make_unique<zero::OwnTensorUpdate>(std::move(part), update);
+                          },
+                      .states = static_cast<int64_t>(update->states_of(defaults).size()),
+                      .tensors = std::make_shared<const zero::OwnForm>(update, reads)});
 }
 
-}  // namespace detail
+}  // namespace zeropage::detail
+
+namespace zeropage::zero {
 
 OwnTensorUpdate::OwnTensorUpdate(OwnedPart part, std::shared_ptr<const TensorUpdateBase> update)
     : part_(std::move(part)), update_(std::move(update)) {
@@ -105,7 +109,7 @@ OwnTensorUpdate::OwnTensorUpdate(OwnedPart part, std::shared_ptr<const TensorUpd
 void OwnTensorUpdate::add_groups(std::vector<OwnedGroup> groups) {
   for (OwnedGroup& group : groups) {
     for (const ParameterShard& shard : group.shards) {
-      ZP_CHECK(shard.state_format == offload::StateFormat::kFp32,
+      ZP_CHECK(shard.state_format == StateFormat::kFp32,
                "options.optimizer_state: a TensorUpdate of your own has states of fp32; leave the "
                "option out");
       if (shard.range.empty()) continue;
@@ -132,7 +136,7 @@ void OwnTensorUpdate::make_states(Shard& shard) const {
 }
 
 void OwnTensorUpdate::make_directions(const at::Tensor& gradient, const HasGradient& has_gradient,
-                                      const offload::GradientFactors& factors,
+                                      const optim::GradientFactors& factors,
                                       const at::Tensor& directions,
                                       const std::function<void()>& on_values) {
   const auto of = [](const Shard& shard, const at::Tensor& flat) {
@@ -140,7 +144,7 @@ void OwnTensorUpdate::make_directions(const at::Tensor& gradient, const HasGradi
   };
   for (const Shard& shard : shards_) {
     if (!has_gradient(shard.parameter)) continue;
-    if (part_.adopts_copy) offload::adopt_copy(of(shard, part_.values), of(shard, part_.copy_out));
+    if (part_.adopts_copy) optim::adopt_copy(of(shard, part_.values), of(shard, part_.copy_out));
     of(shard, directions).copy_(of(shard, part_.values));
   }
   on_values();
@@ -163,7 +167,7 @@ void OwnTensorUpdate::make_directions(const at::Tensor& gradient, const HasGradi
 }
 
 void OwnTensorUpdate::step(const at::Tensor& /*gradient*/, const HasGradient& has_gradient,
-                           const offload::GradientFactors& /*factors*/,
+                           const optim::GradientFactors& /*factors*/,
                            const Directions& directions) {
   for (const Shard& shard : shards_) {
     if (!has_gradient(shard.parameter)) continue;
@@ -189,4 +193,4 @@ void OwnTensorUpdate::visit_states(StateAccess /*access*/, const VisitState& vis
   }
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

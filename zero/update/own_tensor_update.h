@@ -11,7 +11,7 @@
 #include "zero/update/page_update.h"
 #include "zeropage/tensor_update.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class OwnTensorUpdate final : public PageUpdate {
  public:
@@ -22,9 +22,9 @@ class OwnTensorUpdate final : public PageUpdate {
     options_[group] = options.clone();
   }
   void step(const at::Tensor& gradient, const HasGradient& has_gradient,
-            const offload::GradientFactors& factors, const Directions& directions) override;
+            const optim::GradientFactors& factors, const Directions& directions) override;
   void make_directions(const at::Tensor& gradient, const HasGradient& has_gradient,
-                       const offload::GradientFactors& factors, const at::Tensor& directions,
+                       const optim::GradientFactors& factors, const at::Tensor& directions,
                        const std::function<void()>& on_values) override;
   void visit_states(StateAccess access, const VisitState& visit) override;
   // Each parameter counts its steps.
@@ -48,4 +48,4 @@ class OwnTensorUpdate final : public PageUpdate {
   std::vector<Shard> shards_;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -17,7 +17,7 @@
 #include "zero/tiers/tier_storage.h"
 #include "zeropage/detail/state_format.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 // The part of a page that this rank owns. Always the same memory.
 struct OwnedPart {
@@ -46,7 +46,7 @@ struct ParameterShard {
   int64_t padding = 0;
   std::vector<int64_t> sizes = {};  // of the parameter
   // Format of the parameter's states, where the update is fused.
-  offload::StateFormat state_format = offload::StateFormat::kFp32;
+  StateFormat state_format = StateFormat::kFp32;
   // It is frozen for now: its states are made when it steps first.
   bool frozen = false;
 };
@@ -108,13 +108,12 @@ class PageUpdate {
   // scale, in fp32, first of all; in place or not. REQUIRES: no found_inf, or reads_found_inf(). Where there are
   // two passes it is the second one, after the first.
   virtual void step(const at::Tensor& gradient, const HasGradient& has_gradient,
-                    const offload::GradientFactors& factors, const Directions& directions) = 0;
+                    const optim::GradientFactors& factors, const Directions& directions) = 0;
 
   // The first pass, of the parameters whose update has two, with what step() will be given. Writes a direction for each
   // of their elements to `directions`, [owned numel] fp32. on_values is called when that has their values, before.
   virtual void make_directions(const at::Tensor& gradient, const HasGradient& has_gradient,
-                               const offload::GradientFactors& factors,
-                               const at::Tensor& directions,
+                               const optim::GradientFactors& factors, const at::Tensor& directions,
                                const std::function<void()>& on_values);
   // What its first pass reads sums over rows and columns of; null: nothing.
   virtual FactoredParameters* factored() { return nullptr; }
@@ -138,7 +137,7 @@ class PageUpdate {
 // An update that has one pass is not asked.
 inline void PageUpdate::make_directions(const at::Tensor& /*gradient*/,
                                         const HasGradient& /*has_gradient*/,
-                                        const offload::GradientFactors& /*factors*/,
+                                        const optim::GradientFactors& /*factors*/,
                                         const at::Tensor& /*directions*/,
                                         const std::function<void()>& /*on_values*/) {
   TORCH_INTERNAL_ASSERT(false, "the update has one pass");
@@ -146,4 +145,4 @@ inline void PageUpdate::make_directions(const at::Tensor& /*gradient*/,
 
 using MakePageUpdate = std::function<std::unique_ptr<PageUpdate>(OwnedPart)>;
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -9,7 +9,7 @@
 #include "zero/update/fused_update.h"
 #include "zeropage/check.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 std::unique_ptr<OffloadedSteps> make_steps(const std::shared_ptr<PageOffload>& page_offload,
@@ -171,4 +171,4 @@ void PageUpdates::visit_states(const OfPage& of_page, StateAccess access,
   if (end_page) end_page(of_page.page);
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -17,7 +17,7 @@
 #include "zero/update/parameter_groups.h"
 #include "zero/update/update_factory.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class PageUpdates {
  public:
@@ -80,4 +80,4 @@ class PageUpdates {
   std::unique_ptr<OffloadedSteps> steps_;  // last: its thread uses updates_
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

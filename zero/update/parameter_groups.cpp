@@ -8,7 +8,7 @@
 #include "zero/update/option_words.h"
 #include "zeropage/check.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 ParameterGroups::ParameterGroups(std::shared_ptr<const ParameterPages> pages,
                                  const Options& options, const Groups& groups)
@@ -114,7 +114,7 @@ void ParameterGroups::check_agreement(const std::string& class_name) const {
       lines.push_back(c10::str(prefix, "parameter: ", name(index)));
     }
   }
-  zeropage::check_agreement(*pages_, "the optimizer", lines);
+  zeropage::zero::check_agreement(*pages_, "the optimizer", lines);
 }
 
 // A tied weight is updated on both stages that have it, and stays one weight if both do the same.
@@ -138,4 +138,4 @@ void ParameterGroups::check_ends_agree() const {
   part->tied->check_agreement("the optimizer, over the two stages that have a tied weight", lines);
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

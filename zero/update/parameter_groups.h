@@ -15,7 +15,7 @@
 #include "zero/update/page_update.h"
 #include "zeropage/options.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class ParameterGroups {
  public:
@@ -68,4 +68,4 @@ class ParameterGroups {
   std::vector<std::vector<Member>> of_pages_;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -11,9 +11,9 @@
 
 #include "zero/update/fused_runs.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
-template <offload::HasFusedStep AlgorithmOptions>
+template <optim::HasFusedStep AlgorithmOptions>
 class SavedRuns {
  public:
   using VisitState = PageUpdate::VisitState;
@@ -45,7 +45,7 @@ class SavedRuns {
   };
 
   void visit_run(const FusedRun& run, StateAccess access, const VisitState& visit) {
-    const auto names = offload::state_names(runs_.options(run));
+    const auto names = optim::state_names(runs_.options(run));
     for (size_t i = run.first_shard; i < run.end_shard; ++i) {
       FusedShard& shard = runs_.shards()[i];
       OwnedState state{.parameter = shard.parameter, .range = shard.range, .steps = shard.steps};
@@ -57,7 +57,7 @@ class SavedRuns {
       visit(state);
       if (access != StateAccess::kWrite) continue;
       shard.steps = state.steps;
-      if (run.format != offload::StateFormat::k8Bit) continue;
+      if (run.format != StateFormat::k8Bit) continue;
       for (size_t index = 0; index < names.size(); ++index) {
         take(run, run.range, index, state.tensors[index].values);
       }
@@ -81,7 +81,7 @@ class SavedRuns {
 
   void take_all(const Loaded& loaded) {
     const FusedRun& run = runs_.all()[loaded.run];
-    const auto names = offload::state_names(runs_.options(run));
+    const auto names = optim::state_names(runs_.options(run));
     for (size_t i = 0; i < loaded.states.size(); ++i) {
       FusedShard& shard = runs_.shards()[run.first_shard + i];
       shard.steps = loaded.states[i].steps;
@@ -94,34 +94,34 @@ class SavedRuns {
   }
 
   static at::Tensor described(const FusedRun& run, int64_t numel) {
-    const auto dtype = run.format == offload::StateFormat::kBf16 ? at::kBFloat16 : at::kFloat;
+    const auto dtype = run.format == StateFormat::kBf16 ? at::kBFloat16 : at::kFloat;
     return at::empty({numel}, at::TensorOptions(at::kMeta).dtype(dtype));
   }
 
   // The states of a shard: their memory, or fp32 of what is in 8 bits; such a run has one shard.
   at::Tensor values(const FusedRun& run, const Range& range, size_t index) const {
     const at::Tensor states = runs_.states_of(run, range, index);
-    if (run.format != offload::StateFormat::k8Bit) return states;
-    return offload::dequantised_state(sign(run, index), states, runs_.scales_of(run, index),
-                                      run.place.first_in_block);
+    if (run.format != StateFormat::k8Bit) return states;
+    return optim::dequantised_state(sign(run, index), states, runs_.scales_of(run, index),
+                                    run.place.first_in_block);
   }
 
   void take(const FusedRun& run, const Range& range, size_t index, const at::Tensor& values) const {
     const at::Tensor states = runs_.states_of(run, range, index);
-    if (run.format == offload::StateFormat::k8Bit) {
+    if (run.format == StateFormat::k8Bit) {
       const at::Tensor wide = values.to(states.device(), at::kFloat);
-      offload::quantise_state(sign(run, index), wide, run.place.first_in_block, states,
-                              runs_.scales_of(run, index));
+      optim::quantise_state(sign(run, index), wide, run.place.first_in_block, states,
+                            runs_.scales_of(run, index));
     } else {
       states.copy_(values);
     }
   }
 
-  offload::StateSign sign(const FusedRun& run, size_t index) const {
-    return offload::state_sign(runs_.options(run), index);
+  optim::StateSign sign(const FusedRun& run, size_t index) const {
+    return optim::state_sign(runs_.options(run), index);
   }
 
   FusedRuns<AlgorithmOptions>& runs_;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -4,7 +4,7 @@
 #include "optim/fused_step.h"
 #include "optim/split_values.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 at::Tensor part_of(const at::Tensor& flat, const Range& range) {
@@ -16,22 +16,22 @@ at::Tensor part_of(const at::Tensor& flat, const Range& range) {
 void copy_exact_values(const OwnedPart& part, const Range& range, const at::Tensor& to) {
   if (part.values.is_meta()) return;
   at::Tensor values = part_of(part.values, range);
-  if (part.adopts_copy) offload::adopt_copy(values, part_of(part.copy_out, range));
+  if (part.adopts_copy) optim::adopt_copy(values, part_of(part.copy_out, range));
   if (part.remainders.defined()) {
-    values = offload::joined_values(values, part_of(part.remainders, range));
+    values = optim::joined_values(values, part_of(part.remainders, range));
   }
   part_of(to, range).copy_(values);
 }
 
-void descend_along(const OwnedPart& part, const Range& range, const offload::UpdateRule& rule,
+void descend_along(const OwnedPart& part, const Range& range, const optim::UpdateRule& rule,
                    int64_t step, const at::Tensor& directions, double factor) {
-  const offload::Stretch stretch{.values = part_of(part.values, range),
-                                 .gradient = part_of(directions, range),
-                                 .copy_out = part_of(part.copy_out, range),
-                                 .states = {},
-                                 .remainders = part_of(part.remainders, range),
-                                 .adopts_copy = part.adopts_copy};
-  offload::detail::fused_step(rule, step, {&stretch, 1}, {.scale = factor});
+  const optim::Stretch stretch{.values = part_of(part.values, range),
+                               .gradient = part_of(directions, range),
+                               .copy_out = part_of(part.copy_out, range),
+                               .states = {},
+                               .remainders = part_of(part.remainders, range),
+                               .adopts_copy = part.adopts_copy};
+  optim::detail::fused_step(rule, step, {&stretch, 1}, {.scale = factor});
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

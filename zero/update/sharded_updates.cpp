@@ -12,7 +12,7 @@
 #include "zeropage/check.h"
 #include "zeropage/event_sink.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 using torch::optim::OptimizerParamGroup;
 
@@ -96,7 +96,7 @@ void ShardedUpdates::check_memory_holds_states() const {
                       .transient_bytes = pages.plan().transient_bytes()});
   if (pages.page_offload()) {
     check_host_holds(pages.world(), "the offloaded optimizer state",
-                     states[memory::Tier::kHost].total(), memory::read_host_memory());
+                     states[memory::Tier::kHost].total(), device::read_host_memory());
   }
 }
 
@@ -200,7 +200,7 @@ void ShardedUpdates::step() {
   }
 }
 
-void ShardedUpdates::step_with(const offload::GradientFactors& factors,
+void ShardedUpdates::step_with(const optim::GradientFactors& factors,
                                std::shared_ptr<LateReport> report) {
   resolve_verdict();
   factors_ = factors;
@@ -218,7 +218,7 @@ void ShardedUpdates::end_step(std::vector<uint8_t> updated) {
   parameters_.writes->end_update(updated);
   parameters_.gradients->end_step();
   last_step_.synchronize();
-  last_step_ = memory::Stream::current(parameters_.pages->world().communicator().device()).record();
+  last_step_ = device::Stream::current(parameters_.pages->world().communicator().device()).record();
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

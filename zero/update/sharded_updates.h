@@ -26,8 +26,10 @@
 #include "zero/update/update_factory.h"
 
 namespace zeropage {
-
 class ShardedOptimizer;
+}  // namespace zeropage
+
+namespace zeropage::zero {
 
 class ShardedUpdates {
  public:
@@ -46,7 +48,7 @@ class ShardedUpdates {
   // step(), with gradients that are multiplied by the scale. Where found_inf, fp32 [1] on the device, is
   // not 0, the device leaves it out: values and states then stay, bit for bit, and so do the counts of
   // steps, once the report, which comes with found_inf, has been asked.
-  void step_with(const offload::GradientFactors& factors,
+  void step_with(const optim::GradientFactors& factors,
                  std::shared_ptr<LateReport> report = nullptr);
 
   const ShardedModel& parameters() const { return parameters_; }
@@ -97,14 +99,18 @@ class ShardedUpdates {
   OptimizerAgreement agreement_;
   std::unique_ptr<PageUpdates> updates_;
   std::unique_ptr<StepPipeline> pipeline_;
-  int64_t made_ = 0;                  // one more where pending_report_ says that it was not made
-  offload::GradientFactors factors_;  // of the step that is made now
+  int64_t made_ = 0;                // one more where pending_report_ says that it was not made
+  optim::GradientFactors factors_;  // of the step that is made now
   std::shared_ptr<LateReport> pending_report_;  // of the last step; null: it was made
-  memory::Event last_step_;                     // its end
+  device::Event last_step_;                     // its end
   std::string error_;                           // of a step that was begun and did not end
 };
 
-ShardedUpdates& updates_of(ShardedOptimizer& optimizer);
-const ShardedUpdates& updates_of(const ShardedOptimizer& optimizer);
+}  // namespace zeropage::zero
+
+namespace zeropage {
+
+zero::ShardedUpdates& updates_of(ShardedOptimizer& optimizer);
+const zero::ShardedUpdates& updates_of(const ShardedOptimizer& optimizer);
 
 }  // namespace zeropage

@@ -4,7 +4,7 @@
 
 #include "zeropage/ledger.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 size_t StateBlocks::add(int64_t numel, int64_t scales) {
   blocks_.push_back({.numel = numel, .scales_numel = scales});
@@ -32,4 +32,4 @@ at::Tensor StateBlocks::made(const at::Tensor& beginning, int64_t numel) const {
                   at::TensorOptions(part_.values.device()).dtype(beginning.dtype()));
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -13,7 +13,7 @@
 
 #include "zero/update/page_update.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class StateBlocks {
  public:
@@ -48,4 +48,4 @@ class StateBlocks {
   std::vector<Block> blocks_;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

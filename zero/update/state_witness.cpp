@@ -19,7 +19,7 @@
 #include "zeropage/check.h"
 #include "zeropage/lion.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 using torch::optim::OptimizerParamState;
@@ -29,7 +29,7 @@ constexpr const char* kWhatToDo =
     "by "
     "load_state(), or make the optimizer anew to begin without";
 
-class RefusesAll final : public memory::TensorMark {
+class RefusesAll final : public operators::TensorMark {
  public:
   explicit RefusesAll(std::string who) : TensorMark(std::move(who), On::kBuffer) {}
 
@@ -103,8 +103,8 @@ const Class* find_class(const std::string& name) {
 
 StateWitness::StateWitness(torch::optim::Optimizer& optimizer, std::string class_name)
     : optimizer_(optimizer), class_name_(std::move(class_name)), refusing_(at::empty({0})) {
-  memory::set_mark(refusing_,
-                   c10::make_intrusive<RefusesAll>("state() of the sharded " + class_name_));
+  operators::set_mark(refusing_,
+                      c10::make_intrusive<RefusesAll>("state() of the sharded " + class_name_));
 }
 
 void StateWitness::enter() {
@@ -140,4 +140,4 @@ void StateWitness::check(const char* who) {
       kWhatToDo);
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -15,7 +15,7 @@
 
 #include <torch/optim/optimizer.h>
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class StateWitness {
  public:
@@ -39,4 +39,4 @@ class StateWitness {
   std::vector<torch::optim::OptimizerParamState*> entries_;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

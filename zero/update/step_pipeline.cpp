@@ -9,7 +9,7 @@
 #include "zeropage/event_sink.h"
 #include "zeropage/ledger.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 StepPipeline::StepPipeline(ShardedModel parameters, const ParameterGroups& groups,
                            PageUpdates& updates, const UpdateAlgorithm& algorithm)
@@ -111,7 +111,7 @@ void StepPipeline::start_offloaded(const OfPage& of_page, const HasGradient& has
 }
 
 void StepPipeline::update_on_device(const OfPage& of_page, const HasGradient& has_gradient,
-                                    const offload::GradientFactors& factors,
+                                    const optim::GradientFactors& factors,
                                     const Directions& directions) const {
   updates_.set_options(of_page);
   const memory::OwnerScope owner("optimizer", parameters_.pages->layouts()[of_page.page].name);
@@ -126,7 +126,7 @@ void StepPipeline::update_on_device(const OfPage& of_page, const HasGradient& ha
 }
 
 void StepPipeline::run_in_buckets(const HasGradient& has_gradient,
-                                  const offload::GradientFactors& factors,
+                                  const optim::GradientFactors& factors,
                                   std::vector<comm::Pending>& in_flight) const {
   tensors_->run(has_gradient, factors,
                 [&](const MatrixBucket& bucket, const std::vector<Directions>& directions) {
@@ -150,8 +150,8 @@ void StepPipeline::run_in_buckets(const HasGradient& has_gradient,
 }
 
 void StepPipeline::run(const std::vector<uint8_t>& has_gradient,
-                       const offload::GradientFactors& factors) const {
-  const memory::NamedRange range("StepPipeline::run");
+                       const optim::GradientFactors& factors) const {
+  const device::NamedRange range("StepPipeline::run");
   const HasGradient has = [&has_gradient](size_t parameter) {
     return has_gradient[parameter] != 0;
   };
@@ -166,7 +166,7 @@ void StepPipeline::run(const std::vector<uint8_t>& has_gradient,
 }
 
 void StepPipeline::run_at_once(const HasGradient& has_gradient,
-                               const offload::GradientFactors& factors,
+                               const optim::GradientFactors& factors,
                                std::vector<comm::Pending>& in_flight) const {
   const bool late = parameters_.options.offload.step == StepWhen::kOneStepLate;
   OffloadedSteps* const steps = updates_.steps();
@@ -190,4 +190,4 @@ void StepPipeline::run_at_once(const HasGradient& has_gradient,
   }
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

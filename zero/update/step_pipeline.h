@@ -20,7 +20,7 @@
 #include "zero/update/parameter_groups.h"
 #include "zero/update/tensor_passes.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class StepPipeline {
  public:
@@ -42,7 +42,7 @@ class StepPipeline {
   // Updates what this rank owns, with gradients that are multiplied by the scale, and returns when all
   // whole parameters are new on this rank; sharded ones come when they are used. Collective.
   // has_gradient: by parameter.
-  void run(const std::vector<uint8_t>& has_gradient, const offload::GradientFactors& factors) const;
+  void run(const std::vector<uint8_t>& has_gradient, const optim::GradientFactors& factors) const;
 
  private:
   using OfPage = PageUpdates::OfPage;
@@ -57,12 +57,12 @@ class StepPipeline {
                        const Directions& directions = {},
                        BeforeUpdate before_update = nullptr) const;
   void update_on_device(const OfPage& of_page, const HasGradient& has_gradient,
-                        const offload::GradientFactors& factors,
+                        const optim::GradientFactors& factors,
                         const Directions& directions = {}) const;
   // Both leave in in_flight what has still to be gathered.
-  void run_at_once(const HasGradient& has_gradient, const offload::GradientFactors& factors,
+  void run_at_once(const HasGradient& has_gradient, const optim::GradientFactors& factors,
                    std::vector<comm::Pending>& in_flight) const;
-  void run_in_buckets(const HasGradient& has_gradient, const offload::GradientFactors& factors,
+  void run_in_buckets(const HasGradient& has_gradient, const optim::GradientFactors& factors,
                       std::vector<comm::Pending>& in_flight) const;
 
   const ShardedModel parameters_;
@@ -72,4 +72,4 @@ class StepPipeline {
   bool follows_ = false;                         // backward
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

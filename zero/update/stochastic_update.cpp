@@ -5,7 +5,7 @@
 #include "memory/storage.h"
 #include "optim/stochastic_rounding.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
 // [numel of like] fp32 on its device.
@@ -36,7 +36,7 @@ void StochasticUpdate::set_options(size_t group, const torch::optim::OptimizerOp
 }
 
 void StochasticUpdate::step(const at::Tensor& gradient, const HasGradient& has_gradient,
-                            const offload::GradientFactors& factors, const Directions& directions) {
+                            const optim::GradientFactors& factors, const Directions& directions) {
   c10::StorageImpl& storage = *wide_.storage().unsafeGetStorageImpl();
   memory::give_memory(storage, values_.to(at::kFloat));
   update_->step(gradient, has_gradient, factors, directions);
@@ -45,18 +45,18 @@ void StochasticUpdate::step(const at::Tensor& gradient, const HasGradient& has_g
     const auto of_shard = [&](const at::Tensor& flat) {
       return flat.narrow(0, shard.range.begin, shard.range.numel());
     };
-    offload::round_stochastically(of_shard(wide_), of_shard(values_),
-                                  {.seed = seed_,
-                                   .step = steps_,
-                                   .tensor = shard.parameter,
-                                   .first_element = shard.first_element});
+    optim::round_stochastically(of_shard(wide_), of_shard(values_),
+                                {.seed = seed_,
+                                 .step = steps_,
+                                 .tensor = shard.parameter,
+                                 .first_element = shard.first_element});
   }
   ++steps_;
   memory::drop_memory(storage);
 }
 
 void StochasticUpdate::make_directions(const at::Tensor& gradient, const HasGradient& has_gradient,
-                                       const offload::GradientFactors& factors,
+                                       const optim::GradientFactors& factors,
                                        const at::Tensor& directions,
                                        const std::function<void()>& on_values) {
   c10::StorageImpl& storage = *wide_.storage().unsafeGetStorageImpl();
@@ -65,4 +65,4 @@ void StochasticUpdate::make_directions(const at::Tensor& gradient, const HasGrad
   memory::drop_memory(storage);
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -13,7 +13,7 @@
 
 #include "zero/update/page_update.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class StochasticUpdate final : public PageUpdate {
  public:
@@ -23,9 +23,9 @@ class StochasticUpdate final : public PageUpdate {
   void add_groups(std::vector<OwnedGroup> groups) override;
   void set_options(size_t group, const torch::optim::OptimizerOptions& options) override;
   void step(const at::Tensor& gradient, const HasGradient& has_gradient,
-            const offload::GradientFactors& factors, const Directions& directions) override;
+            const optim::GradientFactors& factors, const Directions& directions) override;
   void make_directions(const at::Tensor& gradient, const HasGradient& has_gradient,
-                       const offload::GradientFactors& factors, const at::Tensor& directions,
+                       const optim::GradientFactors& factors, const at::Tensor& directions,
                        const std::function<void()>& on_values) override;
   // Values that were not updated are bfloat16 still, and rounding leaves those alone.
   FactoredParameters* factored() override { return update_->factored(); }
@@ -51,4 +51,4 @@ class StochasticUpdate final : public PageUpdate {
   uint64_t steps_ = 0;  // made
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

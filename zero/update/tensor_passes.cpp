@@ -11,7 +11,7 @@
 #include "zeropage/check.h"
 #include "zeropage/ledger.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 using Sums = TensorSums::Sums;
 
@@ -191,7 +191,7 @@ void TensorPasses::find_pages() {
   }
 }
 
-void TensorPasses::run(const HasGradient& has_gradient, const offload::GradientFactors& factors,
+void TensorPasses::run(const HasGradient& has_gradient, const optim::GradientFactors& factors,
                        const SecondPass& second_pass) {
   std::unique_ptr<BucketUnderWay> next;
   std::unique_ptr<BucketUnderWay> last;
@@ -211,7 +211,7 @@ void TensorPasses::run(const HasGradient& has_gradient, const offload::GradientF
 
 std::unique_ptr<TensorPasses::BucketUnderWay> TensorPasses::begin(
     const MatrixBucket& bucket, const HasGradient& has_gradient,
-    const offload::GradientFactors& factors) {
+    const optim::GradientFactors& factors) {
   auto under_way = std::make_unique<BucketUnderWay>();
   under_way->bucket = &bucket;
   const std::vector<at::Tensor> gradients = sum_factors(bucket, has_gradient, factors);
@@ -261,7 +261,7 @@ at::Tensor TensorPasses::gradient_of(size_t page) const {
 // Sums over rows and columns. Returns the gradients of the bucket's pages, as far as they were needed.
 std::vector<at::Tensor> TensorPasses::sum_factors(const MatrixBucket& bucket,
                                                   const HasGradient& has_gradient,
-                                                  const offload::GradientFactors& factors) const {
+                                                  const optim::GradientFactors& factors) const {
   std::vector<at::Tensor> gradients(bucket.end_page - bucket.first_page);
   std::vector<FactorSums::Parameter> with_factors;
   for (size_t at = bucket.first_page; at < bucket.end_page; ++at) {
@@ -273,7 +273,7 @@ std::vector<at::Tensor> TensorPasses::sum_factors(const MatrixBucket& bucket,
   }
   if (with_factors.empty()) return gradients;
   const memory::OwnerScope owner("optimizer", "sums over rows and columns");
-  std::optional<offload::WorkerPoolScope> pool;
+  std::optional<optim::WorkerPoolScope> pool;
   if (const auto& away = parameters_.pages->page_offload()) pool.emplace(away->pool());
   const auto known = [&](size_t page) {
     at::Tensor& gradient = gradients[page - bucket.first_page];
@@ -287,7 +287,7 @@ std::vector<at::Tensor> TensorPasses::sum_factors(const MatrixBucket& bucket,
 // known_gradient: the page's, or undefined.
 at::Tensor TensorPasses::first_pass(size_t page, const at::Tensor& known_gradient,
                                     const HasGradient& has_gradient,
-                                    const offload::GradientFactors& factors) {
+                                    const optim::GradientFactors& factors) {
   const KnownPage& known = known_pages_[page];
   if (!known.has_directions) return {};
   const OfPage& of_page = updates_.all()[page];
@@ -301,7 +301,7 @@ at::Tensor TensorPasses::first_pass(size_t page, const at::Tensor& known_gradien
     return directions;
   }
   PageOffload& away = *parameters_.pages->page_offload();
-  const offload::WorkerPoolScope pool(away.pool());
+  const optim::WorkerPoolScope pool(away.pool());
   away.fetch_for_update(of_page.page);
   const auto release = c10::make_scope_exit([&] { away.release_after_update(of_page.page); });
   make_directions(page, gradient, has_gradient, factors, directions);
@@ -310,7 +310,7 @@ at::Tensor TensorPasses::first_pass(size_t page, const at::Tensor& known_gradien
 
 void TensorPasses::make_directions(size_t page, const at::Tensor& gradient,
                                    const HasGradient& has_gradient,
-                                   const offload::GradientFactors& factors,
+                                   const optim::GradientFactors& factors,
                                    const at::Tensor& directions) {
   const TensorSums::OfPage& sums = known_pages_[page].sums;
   updates_.all()[page].update->make_directions(gradient, has_gradient, factors, directions, [&] {
@@ -361,4 +361,4 @@ TensorSums::UnderWay TensorPasses::start_sums(const MatrixBucket& bucket,
   return sums_.start(std::move(summed));
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

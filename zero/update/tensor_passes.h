@@ -27,7 +27,7 @@
 #include "zero/update/parameter_groups.h"
 #include "zero/update/tensor_sums.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class TensorPasses {
  public:
@@ -43,7 +43,7 @@ class TensorPasses {
   using SecondPass =
       std::function<void(const MatrixBucket& bucket, const std::vector<Directions>& directions)>;
   // Makes the first passes. The gradients have come. has_gradient: the same on all ranks.
-  void run(const HasGradient& has_gradient, const offload::GradientFactors& factors,
+  void run(const HasGradient& has_gradient, const optim::GradientFactors& factors,
            const SecondPass& second_pass);
 
   // What a step holds at most beyond what persists, on the device of the ranks, without what transforming a matrix takes: the
@@ -74,7 +74,7 @@ class TensorPasses {
     OptionsHash hash = {};
   };
 
-  const offload::TensorForm& form() const { return *algorithm_.tensors; }
+  const optim::TensorForm& form() const { return *algorithm_.tensors; }
   const torch::optim::OptimizerOptions& options_of(size_t parameter) const {
     return groups_.options(static_cast<size_t>(group_of_[parameter]));
   }
@@ -98,13 +98,13 @@ class TensorPasses {
   // page: of PageUpdates::all().
   at::Tensor gradient_of(size_t page) const;
   std::vector<at::Tensor> sum_factors(const MatrixBucket& bucket, const HasGradient& has_gradient,
-                                      const offload::GradientFactors& factors) const;
+                                      const optim::GradientFactors& factors) const;
   at::Tensor first_pass(size_t page, const at::Tensor& gradient, const HasGradient& has_gradient,
-                        const offload::GradientFactors& factors);
+                        const optim::GradientFactors& factors);
   void make_directions(size_t page, const at::Tensor& gradient, const HasGradient& has_gradient,
-                       const offload::GradientFactors& factors, const at::Tensor& directions);
+                       const optim::GradientFactors& factors, const at::Tensor& directions);
   std::unique_ptr<BucketUnderWay> begin(const MatrixBucket& bucket, const HasGradient& has_gradient,
-                                        const offload::GradientFactors& factors);
+                                        const optim::GradientFactors& factors);
   void finish(BucketUnderWay& under_way, const SecondPass& second_pass);
   std::unique_ptr<MatrixExchange> exchange_of(const BucketUnderWay& under_way,
                                               const HasGradient& has_gradient) const;
@@ -118,12 +118,12 @@ class TensorPasses {
   const ParameterGroups& groups_;
   const PageUpdates& updates_;
   const UpdateAlgorithm& algorithm_;
-  offload::Embeddings embeddings_;  // also those of a pipeline's other stages
-  std::vector<int64_t> group_of_;   // by parameter; negative: none
+  optim::Embeddings embeddings_;   // also those of a pipeline's other stages
+  std::vector<int64_t> group_of_;  // by parameter; negative: none
   std::vector<KnownGroup> known_groups_;
   std::vector<KnownPage> known_pages_;
   std::vector<MatrixBucket> buckets_;
   TensorSums sums_;  // of the step that is made
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

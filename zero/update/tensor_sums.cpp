@@ -8,10 +8,10 @@
 
 #include "zeropage/communicator.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 namespace {
 
-constexpr auto kWords = static_cast<int64_t>(offload::ExactSum::kWords);
+constexpr auto kWords = static_cast<int64_t>(optim::ExactSum::kWords);
 constexpr int64_t kWordsOfParameter = 2 * kWords;
 
 // visit(sum, its words), with words of [kWordsOfParameter] for each of the parameters. sums: by parameter.
@@ -34,7 +34,7 @@ TensorSums::OfPage TensorSums::of_page(size_t page, const std::vector<size_t>& w
                                        const c10::Device& device) const {
   const Range owned = pages_.owned(page);
   OfPage of_page;
-  std::vector<offload::NormPart> parts;
+  std::vector<optim::NormPart> parts;
   for (const size_t index : with_sums) {
     const Range range = intersection(owned, pages_.parameters()[index].range);
     if (range.empty()) continue;
@@ -47,16 +47,16 @@ TensorSums::OfPage TensorSums::of_page(size_t page, const std::vector<size_t>& w
   }
   const auto count = static_cast<int64_t>(parts.size());
   if (count > 0 && !device.is_meta()) {
-    of_page.table.emplace(std::move(parts), offload::NormSizes{.sums = count, .flags = count},
+    of_page.table.emplace(std::move(parts), optim::NormSizes{.sums = count, .flags = count},
                           device);
   }
   return of_page;
 }
 
 void TensorSums::add_squares(const OfPage& of_page, const at::Tensor& flat,
-                             offload::ExactSum Sums::*to) {
+                             optim::ExactSum Sums::*to) {
   if (!of_page.table) return;
-  const offload::NormSizes& sizes = of_page.table->sizes();
+  const optim::NormSizes& sizes = of_page.table->sizes();
   const at::Tensor words = sizes.make_words(flat.device());
   of_page.table->add_squares(flat, words);
   const at::Tensor on_host = words.cpu();
@@ -73,9 +73,8 @@ TensorSums::UnderWay TensorSums::start(std::vector<size_t> parameters) const {
   if (are_whole || parameters.empty()) return {};
   const at::Tensor words =
       at::zeros({kWordsOfParameter * static_cast<int64_t>(parameters.size())}, at::kLong);
-  for_each_sum(sums_, parameters, words, [](const offload::ExactSum& sum, int64_t* to) {
-    std::ranges::copy(sum.words(), to);
-  });
+  for_each_sum(sums_, parameters, words,
+               [](const optim::ExactSum& sum, int64_t* to) { std::ranges::copy(sum.words(), to); });
   comm::Communicator& communicator = world.communicator();
   UnderWay under_way{.parameters = std::move(parameters), .words = words.to(communicator.device())};
   under_way.pending =
@@ -88,10 +87,9 @@ void TensorSums::take(const UnderWay& under_way) {
   under_way.pending.wait();
   if (under_way.words.is_meta()) return;
   for_each_sum(sums_, under_way.parameters, under_way.words.cpu(),
-               [](offload::ExactSum& sum, const int64_t* from) {
-                 sum =
-                     offload::ExactSum::from_words(std::span<const int64_t, kWords>(from, kWords));
+               [](optim::ExactSum& sum, const int64_t* from) {
+                 sum = optim::ExactSum::from_words(std::span<const int64_t, kWords>(from, kWords));
                });
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -15,16 +15,16 @@
 #include "zero/pages/parameter_pages.h"
 #include "zeropage/pending.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class TensorSums {
  public:
-  using Sums = offload::TensorForm::Sums;
+  using Sums = optim::TensorForm::Sums;
 
   // What a page's are of: those of parameters[i] are sums i of the table.
   struct OfPage {
     std::vector<size_t> parameters = {};
-    std::optional<offload::NormTable> table = {};  // none: this rank has no part of any
+    std::optional<optim::NormTable> table = {};  // none: this rank has no part of any
   };
   // On their way over the ranks; no parameter where none needs that.
   struct UnderWay {
@@ -42,7 +42,7 @@ class TensorSums {
 
   void begin(size_t parameter) { sums_[parameter] = {}; }
   // flat: [owned numel] of the page.
-  void add_squares(const OfPage& of_page, const at::Tensor& flat, offload::ExactSum Sums::*to);
+  void add_squares(const OfPage& of_page, const at::Tensor& flat, optim::ExactSum Sums::*to);
   // Collective over the ranks that share the pages, as is take().
   UnderWay start(std::vector<size_t> parameters) const;
   void take(const UnderWay& under_way);
@@ -54,4 +54,4 @@ class TensorSums {
   std::vector<Sums> sums_;  // by parameter
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -7,11 +7,11 @@
 #include "zero/update/stochastic_update.h"
 #include "zeropage/check.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 // The option that the class itself cannot do; null: none.
 const char* UpdateFactory::what_needs_fused() const {
-  if (parameters_.options.optimizer_state != offload::StateFormat::kFp32) {
+  if (parameters_.options.optimizer_state != StateFormat::kFp32) {
     return "options.optimizer_state";
   }
   return parameters_.masters->are_split() ? "options.low_precision_update" : nullptr;
@@ -102,4 +102,4 @@ std::unique_ptr<PageUpdate> UpdateFactory::make(size_t page) const {
   return make_update(std::move(part));
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

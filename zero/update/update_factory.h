@@ -14,7 +14,7 @@
 #include "zero/update/option_words.h"
 #include "zero/update/page_update.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 // What is particular to a torch::optim class.
 struct UpdateAlgorithm {
@@ -22,9 +22,9 @@ struct UpdateAlgorithm {
   MakeClassOptimizer make_class_optimizer;
   MakePageUpdate make_fused;  // empty: it has no fused form
   // What is between the two passes of its updates; null: they have one. A class with two has a fused form.
-  std::shared_ptr<const offload::TensorForm> tensors = nullptr;
+  std::shared_ptr<const optim::TensorForm> tensors = nullptr;
   // The module's, where it is known.
-  offload::Embeddings embeddings = {};
+  optim::Embeddings embeddings = {};
   int64_t states = 0;  // that it keeps, of the parameters' size; 0 where that is not known
   OptionsClass options = {};
 };
@@ -56,4 +56,4 @@ class UpdateFactory {
   const bool fused_;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -2,7 +2,7 @@
 
 #include "zeropage/ledger.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 UploadBuffers::Buffer& UploadBuffers::next(int64_t bytes, TierStorage& storage) {
   Buffer& buffer = buffers_[given_++ % buffers_.size()];
@@ -14,4 +14,4 @@ UploadBuffers::Buffer& UploadBuffers::next(int64_t bytes, TierStorage& storage) 
   return buffer;
 }
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

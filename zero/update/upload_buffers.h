@@ -12,7 +12,7 @@
 #include "zero/tiers/tier_storage.h"
 #include "zeropage/pending.h"
 
-namespace zeropage {
+namespace zeropage::zero {
 
 class UploadBuffers {
  public:
@@ -30,4 +30,4 @@ class UploadBuffers {
   size_t given_ = 0;
 };
 
-}  // namespace zeropage
+}  // namespace zeropage::zero

@@ -165,7 +165,7 @@ void add_train_flags(CLI::App& app, TrainFlags& flags) {
 }
 
 zeropage::Options sharding_of(const TrainFlags& flags) {
-  using zeropage::offload::StateFormat;
+  using zeropage::StateFormat;
   zeropage::Options options = sharding_of(flags.run);
   if (flags.states == "bf16") options.optimizer_state = StateFormat::kBf16;
   if (flags.states == "8bit") options.optimizer_state = StateFormat::k8Bit;

@@ -16,10 +16,13 @@
 
 #include <torch/nn/module.h>
 
+namespace zeropage::zero {
+class ModelParts;
+}  // namespace zeropage::zero
+
 namespace zeropage {
 
 class DistributedDataParallelBase;
-class ModelParts;  // zero/model_parts.h
 class ShardedOptimizer;
 
 class ModelRef {
@@ -32,10 +35,10 @@ class ModelRef {
   // of a wrapped model, and where another optimizer has some of the module's.
   ModelRef(const torch::nn::Module& module, const ShardedOptimizer& optimizer);
 
-  const ModelParts* operator->() const { return parts_.get(); }
+  const zero::ModelParts* operator->() const { return parts_.get(); }
 
  private:
-  const std::shared_ptr<const ModelParts> parts_;
+  const std::shared_ptr<const zero::ModelParts> parts_;
 };
 
 // The module of a model whose optimizer is given beside it: wrapped, or the plain module that the optimizer alone steps, as

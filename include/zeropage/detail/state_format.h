@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace zeropage::offload {
+namespace zeropage {
 
 enum class StateFormat : uint8_t {
   kFp32,  // 4 bytes an element
@@ -33,4 +33,4 @@ constexpr int64_t state_bytes(StateFormat format, int64_t first_in_block, int64_
   return numel + blocks_of(first_in_block, numel) * 4;
 }
 
-}  // namespace zeropage::offload
+}  // namespace zeropage

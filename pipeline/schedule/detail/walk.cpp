@@ -5,9 +5,9 @@
 
 #include "pipeline/schedule/message.h"
 
-namespace zeropage::parallel {
+namespace zeropage::pipeline {
 
-std::vector<size_t> walk(const ActionLists& lists,
+std::vector<size_t> walk(const parallel::ActionLists& lists,
                          const std::function<bool(int rank, size_t index)>& try_action) {
   std::vector<size_t> next(lists.of_rank.size(), 0);
   std::deque<int> to_try(lists.of_rank.size());
@@ -15,7 +15,7 @@ std::vector<size_t> walk(const ActionLists& lists,
   while (!to_try.empty()) {
     const int rank = to_try.front();
     to_try.pop_front();
-    const std::vector<Action>& actions = lists.of_rank[static_cast<size_t>(rank)];
+    const std::vector<parallel::Action>& actions = lists.of_rank[static_cast<size_t>(rank)];
     size_t& index = next[static_cast<size_t>(rank)];
     while (index < actions.size() && try_action(rank, index)) {
       const auto message = sent_by(lists, rank, actions[index]);
@@ -26,4 +26,4 @@ std::vector<size_t> walk(const ActionLists& lists,
   return next;
 }
 
-}  // namespace zeropage::parallel
+}  // namespace zeropage::pipeline

@@ -7,11 +7,11 @@
 
 #include "zeropage/schedule.h"
 
-namespace zeropage::parallel {
+namespace zeropage::pipeline {
 
 // Calls try_action(rank, index) for each rank's next action, which does it, or returns false while its message was not sent; a rank is
 // tried again when a message for it was. Returns how many actions each rank came to: all of them, or there is a deadlock.
-std::vector<size_t> walk(const ActionLists& lists,
+std::vector<size_t> walk(const parallel::ActionLists& lists,
                          const std::function<bool(int rank, size_t index)>& try_action);
 
-}  // namespace zeropage::parallel
+}  // namespace zeropage::pipeline

@@ -165,7 +165,7 @@ TEST(LanguageModelTrainingTest, WithLessPrecisionAndTheOptimizerElsewhereLearnsA
   expect_near(train(on_host), expected);
   Setting low{2, 3, 1};
   low.options.compute_dtype = torch::kBFloat16;
-  low.options.optimizer_state = offload::StateFormat::kBf16;
+  low.options.optimizer_state = StateFormat::kBf16;
   const Trained trained = train(low);
   for (size_t i = 0; i < trained.losses.size(); ++i) {
     EXPECT_NEAR(trained.losses[i], expected.losses[i], 0.1) << i;

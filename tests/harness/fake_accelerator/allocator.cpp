@@ -24,7 +24,7 @@ namespace zeropage::testing {
 namespace {
 
 using c10::DeviceIndex;
-using detail::CachingAllocator;
+using planning::CachingAllocator;
 using DeviceStats = c10::CachingDeviceAllocator::DeviceStats;
 
 constexpr size_t kRounding = 512;

@@ -75,7 +75,7 @@ void set_fake_memory_limit(c10::DeviceIndex device, int64_t most_bytes);
 
 // From here on the device's allocator has its memory in segments, as LibTorch's CUDA allocator has, and keeps below
 // the limit on them: beyond it an allocation throws c10::OutOfMemoryError. What was allocated before is in none.
-void set_fake_segments(c10::DeviceIndex device, const detail::CachingAllocator::Options& options);
+void set_fake_segments(c10::DeviceIndex device, const planning::CachingAllocator::Options& options);
 
 // From here on the first matrix product of a thread on a stream takes a workspace that stays, as cuBLAS's does, and
 // the first one with an addend another. None, the default: those that there are go.

@@ -101,7 +101,7 @@ void register_once() {
   c10::impl::registerDeviceGuard(c10::DeviceType::PrivateUse1, &fake_guard());
   c10::SetAllocator(c10::DeviceType::PrivateUse1, fake_allocator());
   at::RegisterPrivateUse1HooksInterface(new Hooks);
-  memory::provide_meta_operators();
+  operators::provide_meta_operators();
 
   // Never destroyed: kernels stay until the process ends.
   constexpr auto kKind = Library::IMPL;

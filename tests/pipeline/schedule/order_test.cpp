@@ -8,14 +8,14 @@
 
 #include "zeropage/schedule.h"
 
-namespace zeropage::parallel::order_test {
+namespace zeropage::pipeline::order_test {
 namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
-using Kind = ActionKind;
+using Kind = parallel::ActionKind;
 
-std::string error_in(const ActionLists& lists) {
+std::string error_in(const parallel::ActionLists& lists) {
   try {
     check_order(lists);
   } catch (const std::invalid_argument& error) {
@@ -25,12 +25,12 @@ std::string error_in(const ActionLists& lists) {
 }
 
 // Two ranks, one micro-batch more than a list needs to be broken in.
-ActionLists gpipe() {
-  return GPipe().actions(2, 2);
+parallel::ActionLists gpipe() {
+  return parallel::GPipe().actions(2, 2);
 }
 
 TEST(OrderTest, ADeadlockIsNamedWithTheRanksAndTheActionsAroundTheCircle) {
-  ActionLists lists = OneForwardOneBackward().actions(2, 2);
+  parallel::ActionLists lists = parallel::OneForwardOneBackward().actions(2, 2);
   // Rank 0 wants a gradient before it sends the activation for it.
   lists.of_rank[0] = {{Kind::kForward, 0, 1},
                       {Kind::kBackward, 0, 1},
@@ -45,7 +45,7 @@ TEST(OrderTest, ADeadlockIsNamedWithTheRanksAndTheActionsAroundTheCircle) {
 }
 
 TEST(OrderTest, MessagesOfOneKindAreReceivedInTheOrderOfSending) {
-  ActionLists lists = gpipe();
+  parallel::ActionLists lists = gpipe();
   std::swap(lists.of_rank[1][0], lists.of_rank[1][1]);
   EXPECT_THAT(error_in(lists),
               AllOf(HasSubstr("rank 1 of the pipeline, action 0 (forward of micro-batch 1)"),
@@ -54,29 +54,29 @@ TEST(OrderTest, MessagesOfOneKindAreReceivedInTheOrderOfSending) {
 }
 
 TEST(OrderTest, EveryMicroBatchGoesForwardsAndThenBackwardsOnce) {
-  ActionLists twice = gpipe();
+  parallel::ActionLists twice = gpipe();
   twice.of_rank[0][1] = twice.of_rank[0][0];
   EXPECT_THAT(error_in(twice),
               HasSubstr("rank 0 of the pipeline, action 1 (forward of micro-batch 0): expected no "
                         "action before it, got its forward"));
-  ActionLists backwards_first = gpipe();
+  parallel::ActionLists backwards_first = gpipe();
   std::swap(backwards_first.of_rank[1][0], backwards_first.of_rank[1][2]);
   EXPECT_THAT(error_in(backwards_first),
               HasSubstr("action 0 (backward of micro-batch 0): expected its forward before it, "
                         "got no action"));
-  ActionLists forgotten = gpipe();
+  parallel::ActionLists forgotten = gpipe();
   forgotten.of_rank[1].pop_back();
   EXPECT_THAT(error_in(forgotten),
               HasSubstr("rank 1 of the pipeline: expected a forward and a whole backward of "
                         "micro-batch 1, chunk 0, got its forward"));
-  ActionLists no_weights = ZeroBubble().actions(2, 2);
+  parallel::ActionLists no_weights = parallel::ZeroBubble().actions(2, 2);
   no_weights.of_rank[0].pop_back();
   EXPECT_THAT(error_in(no_weights), HasSubstr("got its input gradient"));
-  ActionLists of_another = gpipe();
+  parallel::ActionLists of_another = gpipe();
   of_another.of_rank[0][0].micro_batch = 2;
   EXPECT_THAT(error_in(of_another),
               HasSubstr("expected one of 2 micro-batches and of 1 chunks, got micro-batch 2"));
 }
 
 }  // namespace
-}  // namespace zeropage::parallel::order_test
+}  // namespace zeropage::pipeline::order_test

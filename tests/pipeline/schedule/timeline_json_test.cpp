@@ -6,14 +6,14 @@
 #include "pipeline/schedule/simulation.h"
 #include "zeropage/schedule.h"
 
-namespace zeropage::parallel::timeline_json_test {
+namespace zeropage::pipeline::timeline_json_test {
 namespace {
 
 using testing::HasSubstr;
 
-const ActionLists kLists = Interleaved(2).actions(2, 4);
+const parallel::ActionLists kLists = parallel::Interleaved(2).actions(2, 4);
 
-TimedStep step() {
+parallel::TimedStep step() {
   return {"interleaved", 2, simulate(kLists, {{0.1, 0.2, 0.3}}).timeline};
 }
 
@@ -27,15 +27,15 @@ std::string error_of(const std::function<void()>& function) {
 }
 
 std::string parse_error(const std::string& text) {
-  return error_of([&] { timed_step(text, "times.json"); });
+  return error_of([&] { parallel::timed_step(text, "times.json"); });
 }
 
-std::string check_error(const TimedStep& step) {
-  return error_of([&] { check_times(step, kLists, "times.json"); });
+std::string check_error(const parallel::TimedStep& step) {
+  return error_of([&] { parallel::check_times(step, kLists, "times.json"); });
 }
 
 TEST(TimelineJsonTest, WhatIsWrittenIsReadToTheLastBit) {
-  const TimedStep read = timed_step(to_json(step()), "times.json");
+  const parallel::TimedStep read = parallel::timed_step(parallel::to_json(step()), "times.json");
   EXPECT_EQ(read.schedule, "interleaved");
   EXPECT_EQ(read.chunks, 2);
   EXPECT_EQ(read.timeline, step().timeline);
@@ -64,7 +64,7 @@ TEST(TimelineJsonTest, WhatIsNoTimelineIsRefusedWithThePlace) {
 }
 
 TEST(TimelineJsonTest, TimesOfOtherActionsAreRefused) {
-  TimedStep other = step();
+  parallel::TimedStep other = step();
   other.timeline.pop_back();
   EXPECT_THAT(check_error(other), HasSubstr("expected 2 ranks, got 1"));
   other = step();
@@ -84,4 +84,4 @@ TEST(TimelineJsonTest, TimesOfOtherActionsAreRefused) {
 }
 
 }  // namespace
-}  // namespace zeropage::parallel::timeline_json_test
+}  // namespace zeropage::pipeline::timeline_json_test

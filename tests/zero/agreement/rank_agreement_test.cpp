@@ -68,20 +68,21 @@ void run_backward(DistributedDataParallel<torch::nn::Linear>& model) {
 }
 
 TEST(ToldTest, IsHeardAlikeWhereAllToldTheSame) {
-  const auto largest = [](std::initializer_list<AgreementHashes> by_rank) {
-    std::array<uint8_t, kToldBytes> all = {};
-    for (const AgreementHashes& own_hashes : by_rank) {
-      std::array<uint8_t, kToldBytes> bytes = {};
-      put(own_hashes, bytes.data());
-      for (size_t i = 0; i < kToldBytes; ++i) all[i] = std::max(all[i], bytes[i]);
+  const auto largest = [](std::initializer_list<zero::AgreementHashes> by_rank) {
+    std::array<uint8_t, zero::kToldBytes> all = {};
+    for (const zero::AgreementHashes& own_hashes : by_rank) {
+      std::array<uint8_t, zero::kToldBytes> bytes = {};
+      zero::put(own_hashes, bytes.data());
+      for (size_t i = 0; i < zero::kToldBytes; ++i) all[i] = std::max(all[i], bytes[i]);
     }
-    return agreement_result(all.data());
+    return zero::agreement_result(all.data());
   };
-  const AgreementHashes own_hashes{.steps = 0x1234567890, .settings = ~uint64_t{0}, .values = 0};
+  const zero::AgreementHashes own_hashes{
+      .steps = 0x1234567890, .settings = ~uint64_t{0}, .values = 0};
   EXPECT_TRUE(largest({own_hashes, own_hashes, own_hashes}).all());
-  AgreementHashes other = own_hashes;
+  zero::AgreementHashes other = own_hashes;
   other.settings ^= uint64_t{1} << 63;
-  const AgreementResult agreed_on = largest({own_hashes, other, own_hashes});
+  const zero::AgreementResult agreed_on = largest({own_hashes, other, own_hashes});
   EXPECT_TRUE(agreed_on.steps);
   EXPECT_FALSE(agreed_on.settings);
   EXPECT_TRUE(agreed_on.values);

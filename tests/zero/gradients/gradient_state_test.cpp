@@ -12,24 +12,26 @@
 namespace zeropage::gradient_state_test {
 namespace {
 
-constexpr GradientState kAll[] = {GradientState::kCollecting, GradientState::kReopened,
-                                  GradientState::kReducing, GradientState::kReduced,
-                                  GradientState::kSummed};
-static_assert(std::size(kAll) == kGradientStateCount);
+constexpr zero::GradientState kAll[] = {
+    zero::GradientState::kCollecting, zero::GradientState::kReopened,
+    zero::GradientState::kReducing, zero::GradientState::kReduced, zero::GradientState::kSummed};
+static_assert(std::size(kAll) == zero::kGradientStateCount);
 
-bool is_in_table(GradientState from, GradientState to) {
-  return std::any_of(kGradientMoves.begin(), kGradientMoves.end(),
-                     [&](const GradientMove& move) { return move.from == from && move.to == to; });
+bool is_in_table(zero::GradientState from, zero::GradientState to) {
+  return std::any_of(
+      zero::kGradientMoves.begin(), zero::kGradientMoves.end(),
+      [&](const zero::GradientMove& move) { return move.from == from && move.to == to; });
 }
 
 // A way to each state from the first one, by moves of the table.
-std::map<GradientState, std::vector<GradientState>> ways() {
-  std::map<GradientState, std::vector<GradientState>> found = {{GradientState::kCollecting, {}}};
-  std::deque<GradientState> unread = {GradientState::kCollecting};
+std::map<zero::GradientState, std::vector<zero::GradientState>> ways() {
+  std::map<zero::GradientState, std::vector<zero::GradientState>> found = {
+      {zero::GradientState::kCollecting, {}}};
+  std::deque<zero::GradientState> unread = {zero::GradientState::kCollecting};
   while (!unread.empty()) {
-    const GradientState from = unread.front();
+    const zero::GradientState from = unread.front();
     unread.pop_front();
-    for (const GradientMove& move : kGradientMoves) {
+    for (const zero::GradientMove& move : zero::kGradientMoves) {
       if (move.from != from || found.contains(move.to)) continue;
       found[move.to] = found[from];
       found[move.to].push_back(move.to);
@@ -40,15 +42,15 @@ std::map<GradientState, std::vector<GradientState>> ways() {
 }
 
 TEST(GradientStateTest, EveryStateIsReached) {
-  EXPECT_EQ(ways().size(), kGradientStateCount);
+  EXPECT_EQ(ways().size(), zero::kGradientStateCount);
 }
 
 TEST(GradientStateTest, GoesTheMovesOfItsTableAndRefusesAllOthers) {
   for (const auto& [from, way] : ways()) {
-    for (const GradientState to : kAll) {
+    for (const zero::GradientState to : kAll) {
       SCOPED_TRACE(::testing::Message() << name(from) << " to " << name(to));
-      GradientStateMachine machine;
-      for (const GradientState state : way) machine.move_to(state);
+      zero::GradientStateMachine machine;
+      for (const zero::GradientState state : way) machine.move_to(state);
       ASSERT_EQ(machine.now(), from);
       if (is_in_table(from, to)) {
         machine.move_to(to);
@@ -63,11 +65,11 @@ TEST(GradientStateTest, GoesTheMovesOfItsTableAndRefusesAllOthers) {
 
 // A gradient that travels is closed before it is opened again, and what was averaged is kept apart from what comes.
 TEST(GradientStateTest, HasNoWayAroundTheReductionOrTheReopening) {
-  EXPECT_FALSE(is_in_table(GradientState::kCollecting, GradientState::kReduced));
-  EXPECT_FALSE(is_in_table(GradientState::kReopened, GradientState::kReduced));
-  EXPECT_FALSE(is_in_table(GradientState::kReduced, GradientState::kCollecting));
-  EXPECT_FALSE(is_in_table(GradientState::kReduced, GradientState::kReducing));
-  EXPECT_FALSE(is_in_table(GradientState::kSummed, GradientState::kReducing));
+  EXPECT_FALSE(is_in_table(zero::GradientState::kCollecting, zero::GradientState::kReduced));
+  EXPECT_FALSE(is_in_table(zero::GradientState::kReopened, zero::GradientState::kReduced));
+  EXPECT_FALSE(is_in_table(zero::GradientState::kReduced, zero::GradientState::kCollecting));
+  EXPECT_FALSE(is_in_table(zero::GradientState::kReduced, zero::GradientState::kReducing));
+  EXPECT_FALSE(is_in_table(zero::GradientState::kSummed, zero::GradientState::kReducing));
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 
 #include "zeropage/ledger.h"
 
-namespace zeropage::accumulate::micro_step_sums_test {
+namespace zeropage::zero::micro_step_sums_test {
 namespace {
 
 constexpr int64_t kNumel = 1000;
@@ -144,4 +144,4 @@ INSTANTIATE_TEST_SUITE_P(Orders, MicroStepSumsOfOrderTest,
                          });
 
 }  // namespace
-}  // namespace zeropage::accumulate::micro_step_sums_test
+}  // namespace zeropage::zero::micro_step_sums_test

@@ -21,7 +21,7 @@ constexpr int64_t kWidth = 64;
 constexpr int64_t kWeightBytes = kWidth * kWidth * 4;
 
 TEST(WaitingGradientsTest, SumUpOverPagesUntilTheyAreForgotten) {
-  WaitingGradients waiting(2);
+  zero::WaitingGradients waiting(2);
   waiting.add(0, 3, 10);
   waiting.add(1, 4, 20);
   waiting.add(0, 5, 30);

@@ -10,10 +10,10 @@ namespace {
 
 TEST(ModuleParametersTest, ListsATiedParameterOnceWithAllItsNames) {
   testing::Oddball net;
-  const auto parameters = parameters_of(*net);
+  const auto parameters = zero::parameters_of(*net);
   const auto at = std::find_if(
       parameters.begin(), parameters.end(),
-      [&](const NamedParameter& parameter) { return parameter.tensor.is_same(net->tied); });
+      [&](const zero::NamedParameter& parameter) { return parameter.tensor.is_same(net->tied); });
   ASSERT_NE(at, parameters.end());
   EXPECT_THAT(at->names, ::testing::UnorderedElementsAre("tied", "last.weight"));
   EXPECT_EQ(parameters.size() + 1, net->named_parameters().size());
@@ -22,14 +22,14 @@ TEST(ModuleParametersTest, ListsATiedParameterOnceWithAllItsNames) {
 TEST(ModuleParametersTest, KeepsTheOrderOfNamedParameters) {
   testing::Transformer net;
   std::vector<std::string> names;
-  for (const auto& parameter : parameters_of(*net)) names.push_back(parameter.name());
+  for (const auto& parameter : zero::parameters_of(*net)) names.push_back(parameter.name());
   EXPECT_EQ(names, net->named_parameters().keys());
 }
 
 TEST(ModuleParametersTest, GivesElementsOfAModuleListUnitsOfTheirOwn) {
   testing::Transformer net;
   std::map<std::string, int> unit_of_prefix;
-  for (const auto& parameter : parameters_of(*net)) {
+  for (const auto& parameter : zero::parameters_of(*net)) {
     const std::string prefix = parameter.name().substr(0, parameter.name().find('.', 7));
     const auto [at, is_new] = unit_of_prefix.try_emplace(prefix, parameter.unit);
     if (is_new || !prefix.starts_with("blocks.")) continue;
@@ -41,7 +41,8 @@ TEST(ModuleParametersTest, GivesElementsOfAModuleListUnitsOfTheirOwn) {
 
 TEST(ModuleParametersTest, NumbersBareTensors) {
   const auto tensor = torch::zeros({3}, torch::requires_grad());
-  const auto parameters = parameters_of(std::vector<at::Tensor>{tensor, torch::zeros({1}), tensor});
+  const auto parameters =
+      zero::parameters_of(std::vector<at::Tensor>{tensor, torch::zeros({1}), tensor});
   ASSERT_EQ(parameters.size(), 2U);
   EXPECT_THAT(parameters[0].names, ::testing::ElementsAre("parameter 0", "parameter 2"));
   EXPECT_EQ(describe(parameters[0]), "parameter \"parameter 0 = parameter 2\": Float [3]");

@@ -10,13 +10,13 @@ namespace {
 using memory::operator""_KiB;
 using memory::operator""_MiB;
 
-StorageSpec spec(const std::string& name, int64_t numel, int unit = 0) {
+zero::StorageSpec spec(const std::string& name, int64_t numel, int unit = 0) {
   return {.name = name, .numel = numel, .unit = unit};
 }
 
-std::vector<PageLayout> lay_out(const std::vector<StorageSpec>& storages, int world_size = 2,
-                                int64_t page_bytes = 64_KiB) {
-  return lay_out_pages(storages, {.world_size = world_size, .page_bytes = page_bytes});
+std::vector<zero::PageLayout> lay_out(const std::vector<zero::StorageSpec>& storages,
+                                      int world_size = 2, int64_t page_bytes = 64_KiB) {
+  return zero::lay_out_pages(storages, {.world_size = world_size, .page_bytes = page_bytes});
 }
 
 TEST(ShardLayoutTest, PacksInOrderAtAlignedOffsets) {
@@ -32,10 +32,10 @@ TEST(ShardLayoutTest, PacksInOrderAtAlignedOffsets) {
 TEST(ShardLayoutTest, PadsTheLastRankWhenNumelDoesNotDivide) {
   for (const int world_size : {1, 2, 3, 4, 7, 8, 64, 1024}) {
     const auto pages = lay_out({spec("w", 10'007)}, world_size);
-    const PageLayout& page = pages.front();
-    EXPECT_EQ(page.shard_numel % kShardBlockNumel, 0);
+    const zero::PageLayout& page = pages.front();
+    EXPECT_EQ(page.shard_numel % zero::kShardBlockNumel, 0);
     EXPECT_GE(page.padded_numel(world_size), page.numel);
-    EXPECT_LT(page.padded_numel(world_size) - page.numel, world_size * kShardBlockNumel);
+    EXPECT_LT(page.padded_numel(world_size) - page.numel, world_size * zero::kShardBlockNumel);
     int64_t covered = 0;
     for (int rank = 0; rank < world_size; ++rank) {
       EXPECT_EQ(page.shard(rank).begin, covered);
@@ -48,7 +48,7 @@ TEST(ShardLayoutTest, PadsTheLastRankWhenNumelDoesNotDivide) {
 TEST(ShardLayoutTest, GivesEveryRankAShardOfTheSmallestPage) {
   const auto pages = lay_out({spec("scalar", 1), spec("empty", 0)}, 8);
   ASSERT_EQ(pages.size(), 1U);
-  EXPECT_EQ(pages[0].shard_numel, kShardBlockNumel);
+  EXPECT_EQ(pages[0].shard_numel, zero::kShardBlockNumel);
   EXPECT_TRUE(intersection(pages[0].shard(7), pages[0].slots[0].range).empty());
 }
 
@@ -56,7 +56,7 @@ TEST(ShardLayoutTest, PlacesAPageOfNothingButEmptyParameters) {
   const auto pages = lay_out({spec("empty", 0)}, 3);
   ASSERT_EQ(pages.size(), 1U);
   EXPECT_EQ(pages[0].numel, 0);
-  EXPECT_EQ(pages[0].shard_numel, kShardBlockNumel);
+  EXPECT_EQ(pages[0].shard_numel, zero::kShardBlockNumel);
 }
 
 TEST(ShardLayoutTest, ClosesAPageBeforeItExceedsItsBytes) {
@@ -80,7 +80,8 @@ TEST(ShardLayoutTest, EndsAPageWithItsUnitUnlessTheUnitIsSmall) {
 }
 
 TEST(ShardLayoutTest, SeparatesDtypesAndFrozenParameters) {
-  std::vector<StorageSpec> storages = {spec("a", 10), spec("b", 10), spec("c", 10), spec("d", 10)};
+  std::vector<zero::StorageSpec> storages = {spec("a", 10), spec("b", 10), spec("c", 10),
+                                             spec("d", 10)};
   storages[1].requires_grad = false;
   storages[2].dtype = c10::ScalarType::BFloat16;
   const auto pages = lay_out(storages);
@@ -117,14 +118,14 @@ TEST(ShardLayoutTest, IntersectsRanges) {
 
 // Persistent bytes of a rank against the formula, at the world sizes of the promise.
 TEST(ShardLayoutTest, PadsLessThanHalfAPercentOfALargeModel) {
-  std::vector<StorageSpec> storages;
+  std::vector<zero::StorageSpec> storages;
   for (int block = 0; block < 48; ++block) {
     storages.push_back(spec(c10::str("blocks.", block, ".w"), 3'152'384, block));
   }
   for (const int world_size : {1, 2, 3, 4, 5, 7, 8}) {
     int64_t padded = 0;
     int64_t numel = 0;
-    for (const PageLayout& page : lay_out(storages, world_size, 16_MiB)) {
+    for (const zero::PageLayout& page : lay_out(storages, world_size, 16_MiB)) {
       padded += page.padded_numel(world_size);
       numel += page.numel;
     }

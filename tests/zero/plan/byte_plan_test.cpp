@@ -18,7 +18,6 @@ using namespace zeropage::testing;
 using memory::Kind;
 using memory::Tier;
 using memory::operator""_KiB;
-using offload::StateFormat;
 using torch::optim::AdamW;
 using torch::optim::AdamWOptions;
 
@@ -123,7 +122,7 @@ void expect_bytes(const memory::TierBytes& planned) {
 // After a step, and once its gradients are zeroed.
 void expect_planned(const DistributedDataParallel<ThreeLayers>& model,
                     torch::optim::Optimizer& optimizer) {
-  const BytePlan& plan = sharded_parameters_of(model).pages->plan();
+  const zero::BytePlan& plan = sharded_parameters_of(model).pages->plan();
   expect_bytes(plan.held_with_gradients(kStatesOfAdamW));
   optimizer.zero_grad();
   SCOPED_TRACE("zeroed");
@@ -167,28 +166,29 @@ TEST_P(BytePlanTest, FollowsParametersThatAreUnfrozen) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, BytePlanTest, ::testing::Values(1, 3));
 
-PageLayout page_of(int64_t numel, int world_size, c10::ScalarType dtype = c10::kFloat) {
-  return lay_out_pages({{.name = "weight", .numel = numel, .dtype = dtype}},
-                       {.world_size = world_size, .page_bytes = 1})
+zero::PageLayout page_of(int64_t numel, int world_size, c10::ScalarType dtype = c10::kFloat) {
+  return zero::lay_out_pages({{.name = "weight", .numel = numel, .dtype = dtype}},
+                             {.world_size = world_size, .page_bytes = 1})
       .front();
 }
 
 TEST(BytePlanFormulaTest, IsThePlanOfAPageWithoutPadding) {
   const DiskFolder folder;
   for (const int ranks : {1, 4}) {
-    const int64_t numel = 3 * ranks * kShardBlockNumel * 16;
+    const int64_t numel = 3 * ranks * zero::kShardBlockNumel * 16;
     for (const Stage& stage : stages()) {
       for (const Way& way : ways(folder, stage)) {
         SCOPED_TRACE("stage " + text_of(stage) + ", " + way.name);
-        const PageLayout page =
+        const zero::PageLayout page =
             page_of(numel, ranks, way.options.compute_dtype.value_or(c10::kFloat));
-        const BytePlan plan({page}, way.options, ranks - 1, ranks);
-        const memory::TierBytes formula = formula_bytes(way.options, numel, ranks, kStatesOfAdamW);
+        const zero::BytePlan plan({page}, way.options, ranks - 1, ranks);
+        const memory::TierBytes formula =
+            zero::formula_bytes(way.options, numel, ranks, kStatesOfAdamW);
         for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kNvme}) {
           EXPECT_EQ(memory::to_text(plan.held(kStatesOfAdamW)[tier]),
                     memory::to_text(formula[tier]));
         }
-        EXPECT_EQ(plan.gradient_bytes(), formula_gradient_bytes(way.options, numel, ranks));
+        EXPECT_EQ(plan.gradient_bytes(), zero::formula_gradient_bytes(way.options, numel, ranks));
       }
     }
   }
@@ -204,9 +204,9 @@ TEST(BytePlanFormulaTest, IsZerosOfFp32AndAdam) {
       {Stage::kParameters, 16 * kParameters / kRanks}};
   for (const auto& [stage, bytes] : expected) {
     const memory::TierBytes held =
-        formula_bytes({.stage = stage}, kParameters, kRanks, kStatesOfAdamW);
+        zero::formula_bytes({.stage = stage}, kParameters, kRanks, kStatesOfAdamW);
     EXPECT_EQ(held[Tier::kDevice].persistent() +
-                  formula_gradient_bytes({.stage = stage}, kParameters, kRanks),
+                  zero::formula_gradient_bytes({.stage = stage}, kParameters, kRanks),
               bytes)
         << "stage " << text_of(stage);
   }
@@ -237,52 +237,56 @@ TEST(BytePlanFormulaTest, HasWhatLeavesInItsTier) {
     Options options{.stage = expected.stage};
     options.offload.optimizer = expected.optimizer;
     options.offload.parameters = expected.parameters;
-    const memory::TierBytes formula = formula_bytes(options, kParameters, kRanks, kStatesOfAdamW);
+    const memory::TierBytes formula =
+        zero::formula_bytes(options, kParameters, kRanks, kStatesOfAdamW);
     SCOPED_TRACE(c10::str("stage ", text_of(expected.stage), ", optimizer in tier ",
                           memory::name(expected.optimizer), ", parameters in tier ",
                           memory::name(expected.parameters)));
-    EXPECT_EQ(formula[Tier::kDevice].total() + formula_gradient_bytes(options, kParameters, kRanks),
-              expected.device);
+    EXPECT_EQ(
+        formula[Tier::kDevice].total() + zero::formula_gradient_bytes(options, kParameters, kRanks),
+        expected.device);
     EXPECT_EQ(formula[Tier::kHost].total(), expected.host);
     EXPECT_EQ(formula[Tier::kNvme].total(), expected.nvme);
   }
 }
 
 TEST(BytePlanPagesTest, SayHowRanksShareThem) {
-  const PageLayout large = page_of(64 * kShardBlockNumel, 2);
-  const PageLayout small = page_of(kShardBlockNumel, 2);
+  const zero::PageLayout large = page_of(64 * zero::kShardBlockNumel, 2);
+  const zero::PageLayout small = page_of(zero::kShardBlockNumel, 2);
   const auto plan = [&](const Stage& stage) {
     Options options{.stage = stage};
-    if (stage.parameters) options.minimum_sharded_bytes = 64 * kShardBlockNumel;
-    return BytePlan({large, small}, options, /*rank=*/1, /*world_size=*/2);
+    if (stage.parameters) options.minimum_sharded_bytes = 64 * zero::kShardBlockNumel;
+    return zero::BytePlan({large, small}, options, /*rank=*/1, /*world_size=*/2);
   };
-  const auto expect_shared = [](const PagePlan& page, Sharing parameters, Sharing gradients) {
+  const auto expect_shared = [](const zero::PagePlan& page, zero::Sharing parameters,
+                                zero::Sharing gradients) {
     EXPECT_EQ(page.parameters, parameters);
     EXPECT_EQ(page.gradients, gradients);
   };
-  expect_shared(plan(Stage::kReplicated)[0], Sharing::kReplicated, Sharing::kReplicated);
-  expect_shared(plan(Stage::kOptimizerState)[0], Sharing::kOwned, Sharing::kOwned);
-  expect_shared(plan(Stage::kGradients)[0], Sharing::kOwned, Sharing::kSharded);
-  expect_shared(plan(Stage::kParameters)[0], Sharing::kSharded, Sharing::kSharded);
-  expect_shared(plan(Stage::kParameters)[1], Sharing::kOwned, Sharing::kSharded);
-  expect_shared(plan({.optimizer_state = true, .parameters = true})[0], Sharing::kSharded,
-                Sharing::kOwned);
+  expect_shared(plan(Stage::kReplicated)[0], zero::Sharing::kReplicated,
+                zero::Sharing::kReplicated);
+  expect_shared(plan(Stage::kOptimizerState)[0], zero::Sharing::kOwned, zero::Sharing::kOwned);
+  expect_shared(plan(Stage::kGradients)[0], zero::Sharing::kOwned, zero::Sharing::kSharded);
+  expect_shared(plan(Stage::kParameters)[0], zero::Sharing::kSharded, zero::Sharing::kSharded);
+  expect_shared(plan(Stage::kParameters)[1], zero::Sharing::kOwned, zero::Sharing::kSharded);
+  expect_shared(plan({.optimizer_state = true, .parameters = true})[0], zero::Sharing::kSharded,
+                zero::Sharing::kOwned);
   EXPECT_EQ(plan(Stage::kReplicated)[0].owned, (Range{0, large.padded_numel(2)}));
   EXPECT_EQ(plan(Stage::kOptimizerState)[0].owned, large.shard(1));
 }
 
 TEST(BytePlanPagesTest, LeaveFromTheModulesEndAsFarAsTheyFit) {
-  const std::vector<PageLayout> pages(3, page_of(8 * kShardBlockNumel, 2));
+  const std::vector<zero::PageLayout> pages(3, page_of(8 * zero::kShardBlockNumel, 2));
   Options options{.stage = Stage::kGradients};
   options.offload.optimizer = Tier::kHost;
   const auto bytes = [&] {
-    const BytePlan plan(pages, options, /*rank=*/0, /*world_size=*/2);
+    const zero::BytePlan plan(pages, options, /*rank=*/0, /*world_size=*/2);
     return plan.held(kStatesOfAdamW)[Tier::kHost].total();
   };
   const int64_t all = bytes();
   options.offload.optimizer_bytes = all * 2 / 3;
   EXPECT_EQ(bytes(), all * 2 / 3);
-  const BytePlan plan(pages, options, /*rank=*/0, /*world_size=*/2);
+  const zero::BytePlan plan(pages, options, /*rank=*/0, /*world_size=*/2);
   EXPECT_EQ(plan[0].optimizer_tier, Tier::kDevice);
   EXPECT_EQ(plan[1].optimizer_tier, Tier::kHost);
   options.offload.optimizer_bytes -= 1;
@@ -291,23 +295,24 @@ TEST(BytePlanPagesTest, LeaveFromTheModulesEndAsFarAsTheyFit) {
 
 TEST(BytePlanPagesTest, HaveStatesForTheirParametersAndNoneForPadding) {
   constexpr int kRanks = 4;
-  const PageLayout page = page_of(3 * kShardBlockNumel + 7, kRanks);
+  const zero::PageLayout page = page_of(3 * zero::kShardBlockNumel + 7, kRanks);
   ASSERT_GT(page.padded_numel(kRanks), page.numel);
   int64_t bytes = 0;
   for (int rank = 0; rank < kRanks; ++rank) {
-    bytes += BytePlan({page}, {.stage = Stage::kGradients}, rank, kRanks)[0].state_bytes;
+    bytes += zero::BytePlan({page}, {.stage = Stage::kGradients}, rank, kRanks)[0].state_bytes;
   }
   EXPECT_EQ(bytes, page.numel * static_cast<int64_t>(sizeof(float)));
 }
 
 TEST(BytePlanTransientTest, IsTwoLargestPagesOrTheBudgetAndABucket) {
   const auto plan = [](const Options& options, int ranks) {
-    return BytePlan({page_of(64 * kShardBlockNumel, ranks), page_of(kShardBlockNumel, ranks)},
-                    options, /*rank=*/0, ranks);
+    return zero::BytePlan(
+        {page_of(64 * zero::kShardBlockNumel, ranks), page_of(zero::kShardBlockNumel, ranks)},
+        options, /*rank=*/0, ranks);
   };
   Options options{.stage = Stage::kParameters};
-  const BytePlan sharded = plan(options, 2);
-  const PagePlan& largest = sharded[0];
+  const zero::BytePlan sharded = plan(options, 2);
+  const zero::PagePlan& largest = sharded[0];
   EXPECT_EQ(sharded.transient_bytes(), 2 * largest.whole_bytes + largest.bucket_bytes);
   options.parameter_budget_bytes = largest.whole_bytes + 1;
   EXPECT_EQ(plan(options, 2).transient_bytes(),

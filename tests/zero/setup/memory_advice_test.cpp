@@ -14,19 +14,20 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
-using Phase = StepFacts::Phase;
+using Phase = zero::StepFacts::Phase;
 
 // Four pages of 1 MiB of fp32 on two ranks, with AdamW, whose forward of 8 samples took 16 MiB. The device has run out of
 // memory in the loss, for which another 1 MiB was asked.
 class MemoryAdviceTest : public ::testing::Test {
  protected:
   MemoryAdviceTest() {
-    std::vector<StorageSpec> storages;
+    std::vector<zero::StorageSpec> storages;
     for (int64_t index = 0; index < kPages; ++index) {
       storages.push_back({.name = c10::str("layer", index), .numel = kPageNumel});
     }
     model_.ranks = 2;
-    model_.layouts = lay_out_pages(storages, {.world_size = model_.ranks, .page_bytes = 1_MiB});
+    model_.layouts =
+        zero::lay_out_pages(storages, {.world_size = model_.ranks, .page_bytes = 1_MiB});
     model_.options.stage = stage_of(0);
     facts_ = {.phase = Phase::kEnded, .samples = 8, .states = 2};
     shortage_.request = {.device = c10::kCUDA,
@@ -42,14 +43,14 @@ class MemoryAdviceTest : public ::testing::Test {
   std::string advised(int64_t limit) {
     shortage_.request.missing_bytes =
         shortage_.held_bytes() + shortage_.request.asked_bytes - limit;
-    return advice_on_memory(model_, facts_, shortage_);
+    return zero::advice_on_memory(model_, facts_, shortage_);
   }
 
   static constexpr int64_t kPages = 4;
   static constexpr int64_t kPageNumel = 1_MiB / 4;
 
-  LimitedModel model_;
-  StepFacts::Values facts_;
+  zero::LimitedModel model_;
+  zero::StepFacts::Values facts_;
   MemoryShortage shortage_;
 };
 

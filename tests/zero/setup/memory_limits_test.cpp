@@ -64,7 +64,7 @@ TEST(MemoryLimitsTest, DivideTheHostsMemoryAmongItsRanks) {
     options.host_memory_bytes = 3 * kParameterBytes;
     EXPECT_THAT(error_of([&] { const Model model(make_layers(), world, options); }),
                 HasSubstr("512.0 KiB more than the 1.5 MiB that options.host_memory_bytes"));
-    EXPECT_EQ(limits_of(world, options).host_bytes, 3 * kParameterBytes / 2);
+    EXPECT_EQ(zero::limits_of(world, options).host_bytes, 3 * kParameterBytes / 2);
     options.host_memory_bytes = 1;
     EXPECT_THAT(error_of([&] { const Model model(make_layers(), world, options); }),
                 HasSubstr("more than the 1 B that options.host_memory_bytes"));

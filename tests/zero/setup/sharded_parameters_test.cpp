@@ -605,7 +605,7 @@ TEST(ShardedErrorTest, GuardsLeaveNoMorePagesThanTheyFound) {
       Options options = at_stage(3);
       options.reshard = reshard;
       DistributedDataParallel<ThreeLayers> model(make<ThreeLayers>(), world, options);
-      const memory::Pager& pager = *sharded_parameters_of(model).paging->pager();
+      const paging::Pager& pager = *sharded_parameters_of(model).paging->pager();
       {
         const GatheredParameters guard(model);
         EXPECT_GT(pager.resident_bytes(), 2 * pager.largest_page_bytes());

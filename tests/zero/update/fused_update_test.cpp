@@ -167,19 +167,19 @@ class AlternatingGroups {
   static constexpr int64_t kSlotNumel = 80;
   static constexpr int64_t kNumel = 75;
 
-  static OwnedPart part() {
+  static zero::OwnedPart part() {
     const int64_t numel = kParameters * kSlotNumel;
-    OwnedPart part{.values = torch::linspace(-1, 1, numel)};
+    zero::OwnedPart part{.values = torch::linspace(-1, 1, numel)};
     part.copy_out = part.values.to(torch::kBFloat16);
     return part;
   }
   static torch::Tensor gradient() { return torch::linspace(2, -1, kParameters * kSlotNumel); }
 
   // Groups that have these parameters alone.
-  static std::vector<OwnedGroup> groups(const std::vector<size_t>& parameters) {
-    std::vector<OwnedGroup> groups;
+  static std::vector<zero::OwnedGroup> groups(const std::vector<size_t>& parameters) {
+    std::vector<zero::OwnedGroup> groups;
     for (size_t number = 0; number < kGroups; ++number) {
-      OwnedGroup group{.number = number, .shards = {}, .options = options(number)};
+      zero::OwnedGroup group{.number = number, .shards = {}, .options = options(number)};
       for (const size_t parameter : parameters) {
         if (parameter % kGroups != number) continue;
         const int64_t begin = static_cast<int64_t>(parameter) * kSlotNumel;
@@ -211,8 +211,8 @@ class AlternatingGroups {
 
 // Values, copies and states of all parameters.
 std::vector<torch::Tensor> stepped_in_groups(const std::vector<std::vector<size_t>>& updates) {
-  const OwnedPart part = AlternatingGroups::part();
-  std::vector<std::unique_ptr<PageUpdate>> made;
+  const zero::OwnedPart part = AlternatingGroups::part();
+  std::vector<std::unique_ptr<zero::PageUpdate>> made;
   for (const std::vector<size_t>& parameters : updates) {
     made.push_back(detail::fused_form<torch::optim::AdamW>(AdamWOptions())->make(part));
     made.back()->add_groups(AlternatingGroups::groups(parameters));
@@ -227,7 +227,7 @@ std::vector<torch::Tensor> stepped_in_groups(const std::vector<std::vector<size_
   }
   std::map<size_t, std::vector<torch::Tensor>> states;
   for (const auto& update : made) {
-    update->visit_states(StateAccess::kRead, [&](OwnedState& state) {
+    update->visit_states(zero::StateAccess::kRead, [&](zero::OwnedState& state) {
       for (const auto& tensor : state.tensors) states[state.parameter].push_back(tensor.values);
       states[state.parameter].push_back(torch::tensor(state.steps));
     });
@@ -256,7 +256,7 @@ TEST(FusedUpdateTest, StatesOfAGroupThatAreMadeTogetherShareMemory) {
   update->add_groups(AlternatingGroups::groups(all));
   update->step(AlternatingGroups::gradient(), [](size_t) { return true; }, {}, {});
   std::set<const c10::StorageImpl*> storages;
-  update->visit_states(StateAccess::kRead, [&](OwnedState& state) {
+  update->visit_states(zero::StateAccess::kRead, [&](zero::OwnedState& state) {
     for (const auto& tensor : state.tensors) {
       storages.insert(tensor.values.storage().unsafeGetStorageImpl());
     }
@@ -266,12 +266,11 @@ TEST(FusedUpdateTest, StatesOfAGroupThatAreMadeTogetherShareMemory) {
 }
 
 // Values and states of both halves of a page after steps of which one may be kept back by its flag.
-std::vector<torch::Tensor> stepped_with_flags(offload::StateFormat format,
-                                              const std::vector<bool>& flags) {
-  const OwnedPart part{.values = torch::linspace(-1, 1, 600), .copy_out = {}};
+std::vector<torch::Tensor> stepped_with_flags(StateFormat format, const std::vector<bool>& flags) {
+  const zero::OwnedPart part{.values = torch::linspace(-1, 1, 600), .copy_out = {}};
   const torch::Tensor gradient = torch::linspace(2, -1, 600);
   const auto update = detail::fused_form<torch::optim::AdamW>(AdamWOptions())->make(part);
-  std::vector<OwnedGroup> groups(1);
+  std::vector<zero::OwnedGroup> groups(1);
   groups[0].shards = {{.parameter = 0, .range = {0, 256}, .state_format = format},
                       {.parameter = 1, .range = {256, 600}, .state_format = format}};
   groups[0].options = std::make_unique<AdamWOptions>(0.125);
@@ -284,7 +283,7 @@ std::vector<torch::Tensor> stepped_with_flags(offload::StateFormat format,
     if (flags[step]) update->uncount_step();
   }
   std::vector<torch::Tensor> result = {part.values};
-  update->visit_states(StateAccess::kRead, [&](OwnedState& state) {
+  update->visit_states(zero::StateAccess::kRead, [&](zero::OwnedState& state) {
     result.push_back(torch::tensor(state.steps));
     for (const auto& tensor : state.tensors) result.push_back(tensor.values);
   });
@@ -292,8 +291,7 @@ std::vector<torch::Tensor> stepped_with_flags(offload::StateFormat format,
 }
 
 TEST(FusedUpdateTest, AStepThatItsFlagKeptBackLeavesNoTraceOnceItIsUncounted) {
-  for (const auto format :
-       {offload::StateFormat::kFp32, offload::StateFormat::kBf16, offload::StateFormat::k8Bit}) {
+  for (const auto format : {StateFormat::kFp32, StateFormat::kBf16, StateFormat::k8Bit}) {
     const auto expected = stepped_with_flags(format, {false, false, false});
     EXPECT_TRUE(same_bits(expected, stepped_with_flags(format, {false, false, true, false})));
     EXPECT_TRUE(same_bits(expected, stepped_with_flags(format, {false, true, true, false, false})));

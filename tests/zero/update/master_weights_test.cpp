@@ -110,7 +110,7 @@ TEST_P(MasterWeightsTest, TakeOverWhatIsWrittenToParameters) {
 TEST_P(MasterWeightsTest, CostFourBytesForEachElementThatThisRankOwns) {
   run_ranks(ranks(), [&](comm::World& world) {
     DistributedDataParallel<Oddball> model(make_low<Oddball>(dtype()), world, options());
-    const ParameterPages& pages = *sharded_parameters_of(model).pages;
+    const zero::ParameterPages& pages = *sharded_parameters_of(model).pages;
     int64_t expected = 0;
     for (size_t page = 0; page < pages.layouts().size(); ++page) {
       if (pages.layouts()[page].requires_grad) expected += 4 * pages.owned(page).numel();

@@ -184,8 +184,8 @@ TEST(BucketsUnderWayTest, AreCountedWhereMemoryHasALimit) {
 }
 
 TEST(MatrixBucketsTest, AreSeveralWhereRanksHaveManyMatrices) {
-  const std::vector<PageOfMatrices> pages(24, {.numel = 10, .matrices = {{.cost = 1}}});
-  const auto count = [&](int ranks) { return matrix_buckets(pages, ranks).size(); };
+  const std::vector<zero::PageOfMatrices> pages(24, {.numel = 10, .matrices = {{.cost = 1}}});
+  const auto count = [&](int ranks) { return zero::matrix_buckets(pages, ranks).size(); };
   EXPECT_EQ(count(1), 1U);
   EXPECT_EQ(count(2), 3U);
   EXPECT_EQ(count(3), 2U);

@@ -16,7 +16,6 @@ namespace {
 using namespace zeropage::testing;
 using memory::Kind;
 using memory::operator""_KiB;
-using offload::StateFormat;
 using ::testing::HasSubstr;
 using torch::optim::AdamW;
 using torch::optim::AdamWOptions;
@@ -181,11 +180,11 @@ std::vector<torch::Tensor> masters_after_steps(LowPrecisionUpdate update, int st
     Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
     for (int step = 0; step < 4; ++step) step_with_drawn_gradients(model, optimizer, step);
     if (world.rank() != 0) return;
-    const ShardedModel& sharded = sharded_parameters_of(model);
+    const zero::ShardedModel& sharded = sharded_parameters_of(model);
     for (size_t page = 0; page < sharded.pages->layouts().size(); ++page) {
       const at::Tensor& remainders = sharded.masters->remainders(page);
       masters.push_back(remainders.defined()
-                            ? offload::joined_values(sharded.memory->owned(page), remainders)
+                            ? optim::joined_values(sharded.memory->owned(page), remainders)
                             : sharded.masters->copy(page).clone());
     }
   });
@@ -206,7 +205,7 @@ TEST(SplitMasterWeightsTest, CostTwoBytesForEachElementThatThisRankOwns) {
     options.compute_dtype = torch::kBFloat16;
     options.low_precision_update = LowPrecisionUpdate::kSplitMasterWeights;
     DistributedDataParallel<TwoLayers> model(make<TwoLayers>(), world, options);
-    const ParameterPages& pages = *sharded_parameters_of(model).pages;
+    const zero::ParameterPages& pages = *sharded_parameters_of(model).pages;
     int64_t expected = 0;
     for (size_t page = 0; page < pages.layouts().size(); ++page) {
       expected += 2 * pages.owned(page).numel();

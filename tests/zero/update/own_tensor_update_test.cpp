@@ -186,7 +186,7 @@ TEST(OwnTensorUpdateTest, RefusesWhatItCannot) {
   EXPECT_THAT(error_of([&] { trained<Lars>({.options = offloaded}); }),
               HasSubstr("keeps its states on the device"));
   Options small;
-  small.optimizer_state = offload::StateFormat::kBf16;
+  small.optimizer_state = StateFormat::kBf16;
   EXPECT_THAT(error_of([&] { trained<Lars>({.options = small}); }), HasSubstr("states of fp32"));
 }
 

@@ -239,7 +239,7 @@ TEST_P(StochasticUpdateOfStageTest, HasNoMasterWeights) {
     optimizer.step();
     EXPECT_KIND_BYTES_EQ(*memory::Ledger::current(), Kind::kMasterWeights, 0);
     EXPECT_KIND_BYTES_EQ(*memory::Ledger::current(), Kind::kOptimizerState, 0);
-    const ShardedModel& sharded = sharded_parameters_of(model);
+    const zero::ShardedModel& sharded = sharded_parameters_of(model);
     for (size_t page = 0; page < sharded.pages->layouts().size(); ++page) {
       EXPECT_FALSE(sharded.masters->copy(page).defined());
     }
@@ -318,8 +318,8 @@ TEST_P(StochasticUpdateOfStageTest, HoldsFourBytesForEachElementOfOnePagesOwnedP
     torch::nn::Sequential net;
     for (int layer = 0; layer < 6; ++layer) net->push_back(torch::nn::Linear(100, 100));
     DistributedDataParallel<torch::nn::Sequential> model(net, world, options(UpdateBy::kFused));
-    const ShardedModel& sharded = sharded_parameters_of(model);
-    const ParameterPages& pages = *sharded.pages;
+    const zero::ShardedModel& sharded = sharded_parameters_of(model);
+    const zero::ParameterPages& pages = *sharded.pages;
     ASSERT_GE(pages.layouts().size(), 6U);
     Optimizer<SGD> optimizer(model, SGDOptions(0.1));
     const auto backward = [&] {

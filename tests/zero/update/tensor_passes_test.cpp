@@ -19,7 +19,6 @@ namespace {
 
 using namespace zeropage::testing;
 using memory::Tier;
-using offload::StateFormat;
 using ::testing::HasSubstr;
 using torch::optim::OptimizerParamGroup;
 using memory::operator""_KiB;
@@ -590,7 +589,7 @@ TEST(TensorPassesTrafficTest, IsTheFormula) {
 }
 
 TEST(MatrixOwnersTest, ShareTheWorkOfA24LayerModelOver64Ranks) {
-  std::vector<PageOfMatrices> pages;
+  std::vector<zero::PageOfMatrices> pages;
   for (int layer = 0; layer < 24; ++layer) {
     for (const double n : {6144.0, 2048.0, 8192.0, 8192.0}) {
       const double m = 2048;
@@ -598,11 +597,11 @@ TEST(MatrixOwnersTest, ShareTheWorkOfA24LayerModelOver64Ranks) {
                        .matrices = {{.parameter = pages.size(), .cost = m * m * (3 * n + m)}}});
     }
   }
-  const auto buckets = matrix_buckets(pages, 64);
+  const auto buckets = zero::matrix_buckets(pages, 64);
   std::vector<double> loads(64);
   double all = 0;
-  for (const MatrixBucket& bucket : buckets) {
-    for (const OwnedMatrix& matrix : bucket.matrices) {
+  for (const zero::MatrixBucket& bucket : buckets) {
+    for (const zero::OwnedMatrix& matrix : bucket.matrices) {
       loads[static_cast<size_t>(matrix.owner)] += matrix.cost;
       all += matrix.cost;
     }
@@ -614,9 +613,9 @@ TEST(MatrixOwnersTest, ShareTheWorkOfA24LayerModelOver64Ranks) {
 }
 
 TEST(MatrixOwnersTest, ABucketIsClosedWhenItIsFull) {
-  const OwnedMatrix matrix{.cost = 1};
+  const zero::OwnedMatrix matrix{.cost = 1};
   const auto buckets =
-      matrix_buckets({{100, {matrix}}, {}, {200, {matrix, matrix}}, {100, {matrix}}}, 2, 100);
+      zero::matrix_buckets({{100, {matrix}}, {}, {200, {matrix, matrix}}, {100, {matrix}}}, 2, 100);
   ASSERT_EQ(buckets.size(), 2U);
   EXPECT_EQ(buckets[0].end_page, 3U);
   EXPECT_EQ(buckets[1].first_page, 3U);

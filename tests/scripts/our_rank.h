@@ -87,7 +87,7 @@ class OurRank : public Side {
   void see_values() override;
   void average() override { average_->update(); }
   torch::Tensor evaluate_average() override;
-  double own_value(double value) const override { return value * (1 + rank()); }
+  double share_of_own_value() const override { return 1 + rank(); }
   bool is_odd_one() const override { return setting_.data > 1 && rank() + 1 == setting_.data; }
 
   ComposedModule::Masks masks_;

@@ -30,7 +30,7 @@ class PlainSide final : public Side {
   void see_values() override;
   void average() override;
   torch::Tensor evaluate_average() override;
-  double own_value(double value) const override { return value * 0.5 * (1 + setting_.data); }
+  double share_of_own_value() const override { return 0.5 * (1 + setting_.data); }
   bool is_odd_one() const override { return false; }
 
   // Calls it for each rank of `data`. The buffers are rank 0's in the end, which DistributedDataParallel promises.

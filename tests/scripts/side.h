@@ -2,6 +2,7 @@
 // user would write; they differ where a user writes something else.
 #pragma once
 
+#include <cmath>
 #include <memory>
 #include <string>
 #include <vector>
@@ -89,8 +90,13 @@ class Side {
   virtual void average() = 0;
   // What an evaluation with the average gives.
   virtual torch::Tensor evaluate_average() = 0;
-  // value (1 + rank of `data`), or its mean over the ranks.
-  virtual double own_value(double value) const = 0;
+  // What each rank sets a gradient to that no backward gave, or its mean over the ranks. A twin that is one rank has no
+  // others, so that all ranks of such a script set the same, to so few digits that their sum is exact.
+  double own_value(double value) const {
+    return script_.is_world_invariant ? std::round(value * 64) / 64 : value * share_of_own_value();
+  }
+  // 1 + rank of `data`, or its mean over the ranks.
+  virtual double share_of_own_value() const = 0;
   // Whether this is the rank that does what it should not do alone.
   virtual bool is_odd_one() const = 0;
 

@@ -13,7 +13,6 @@ namespace {
 using namespace zeropage::testing;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using namespace zeropage::saving;
 using nlohmann::json;
 
 struct Mesh {

@@ -25,13 +25,11 @@ NLOHMANN_JSON_SERIALIZE_ENUM(Reshard, {{Reshard::kAfterUse, "use"},
 NLOHMANN_JSON_SERIALIZE_ENUM(ReduceMicroSteps, {{ReduceMicroSteps::kAuto, "auto"},
                                                 {ReduceMicroSteps::kEach, "each"},
                                                 {ReduceMicroSteps::kOnce, "once"}})
-}  // namespace zeropage
-
-namespace zeropage::offload {
 NLOHMANN_JSON_SERIALIZE_ENUM(StateFormat, {{StateFormat::kFp32, "fp32"},
                                            {StateFormat::kBf16, "bf16"},
                                            {StateFormat::k8Bit, "int8"}})
-}  // namespace zeropage::offload
+
+}  // namespace zeropage
 
 namespace zeropage::parallel {
 NLOHMANN_JSON_SERIALIZE_ENUM(ScheduleKind, {{ScheduleKind::kOneForwardOneBackward, "1f1b"},

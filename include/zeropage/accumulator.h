@@ -31,6 +31,8 @@
 
 namespace zeropage::accumulate {
 
+class StageBackwards;
+
 // What an overflow does where the scale cannot go lower.
 enum class AtMinimum {
   kContinue,  // the step is skipped and the scale stays
@@ -116,8 +118,6 @@ torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& arc
 torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archive,
                                            LossScaler& scaler);
 
-}  // namespace zeropage::accumulate
-
 // Notices gradient norms that stick out: how many standard deviations a norm lies above the mean of
 // the last accepted ones.
 //
@@ -130,9 +130,6 @@ torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archi
 // spike.
 // Threads: one at a time. Ranks that see the same norms come to the same verdicts, bit for bit,
 // also after save and load. Cost: 8 bytes a norm in the window, and two passes over it a step.
-
-namespace zeropage::accumulate {
-
 enum class OnSpike {
   kSkip,  // the verdict says so
   kStop,  // look() throws
@@ -210,12 +207,6 @@ torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archi
 
 }  // namespace zeropage::accumulate
 
-// What an accumulator may be asked for (zeropage/accumulator.h).
-
-namespace zeropage::accumulate {
-class StageBackwards;
-}  // namespace zeropage::accumulate
-
 namespace zeropage {
 
 // When the gradients of micro-steps are reduced over ranks. G: bytes of all gradients.
@@ -272,8 +263,6 @@ struct AccumulatorOptions {
   std::optional<accumulate::NormSpikeOptions> norm_spikes;
 };
 
-}  // namespace zeropage
-
 // Makes one optimizer step of several micro-batches, from the mean of their gradients, in any
 // precision.
 //
@@ -312,9 +301,6 @@ struct AccumulatorOptions {
 // Lifetime: shares the pages and the reducer with the model; either may go first. Destroying it drops the gradients
 // of an accumulation that has begun.
 // Collective: construction, backward(), step(). Threads: the training thread.
-
-namespace zeropage {
-
 class Accumulator {
  public:
   // Throws where options contradict each other or the model's, or ranks differ.

@@ -45,12 +45,7 @@ class ActivationStore {
   virtual std::string describe() const = 0;
 };
 
-}  // namespace zeropage::checkpointing
-
 // What an ActivationOffload may be asked for, and what it has done (zeropage/activation_offload.h).
-
-namespace zeropage::checkpointing {
-
 // How activations are kept on the host. All but kNone change gradients.
 enum class Compression : uint8_t {
   kNone,  // bit by bit
@@ -91,8 +86,6 @@ struct ActivationOffloadStatistics {
 // One line. Says that it is lossy if it is.
 std::string to_string(const ActivationOffloadStatistics& statistics);
 
-}  // namespace zeropage::checkpointing
-
 // Activations on the host from forward to backward, without a change to any module.
 //
 //   checkpointing::ActivationOffload offload;
@@ -131,8 +124,6 @@ std::string to_string(const ActivationOffloadStatistics& statistics);
 // when backward has run, or its graph is dropped.
 // Threads: any; one thread may pack while another is in backward. Backward of an accelerator runs on
 // the streams of its forward, as autograd has it.
-
-namespace zeropage::checkpointing {
 
 namespace detail {
 class ActivationOffloader;

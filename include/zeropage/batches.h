@@ -47,12 +47,7 @@ struct SolvedBatch {
 // only the nearest global batches are named.)
 SolvedBatch solve_batch(const BatchSizes& given);
 
-}  // namespace zeropage::accumulate
-
 // How many samples a batch has, and where it is cut.
-
-namespace zeropage::accumulate {
-
 // The size of dimension 0 on which all tensors of a batch agree. Throws c10::Error, by name, on one
 // that does not.
 class SampleCount {
@@ -85,8 +80,6 @@ class SampleCuts {
   int64_t count_;
 };
 
-}  // namespace zeropage::accumulate
-
 // Cuts a batch along dimension 0 into micro-batches:
 //
 //   for (auto micro : accumulate::micro_batches(batch, 4)) {
@@ -109,9 +102,6 @@ class SampleCuts {
 // micro-batches do not. Threads: constant after construction, so any number may read.
 // Throws c10::Error on fewer than 1 or more micro-batches than samples, and on tensors that do not
 // agree, that have no dimensions, or that are not there, by name.
-
-namespace zeropage::accumulate {
-
 template <typename Batch>
 class MicroBatches {
   static_assert(

@@ -32,14 +32,10 @@ struct RegionOptions {
 // Gives the inputs, in the order in which they were kept.
 using NextInput = std::function<at::Tensor()>;
 
-}  // namespace zeropage::checkpointing
-
 // The part of checkpoint() that does not depend on its function's type: the first run of a region.
 //
 // Lifetime: of the first run; what backward needs is kept by the graph.
 // Threads and errors: see zeropage/checkpoint.h.
-
-namespace zeropage::checkpointing {
 
 namespace detail {
 class Region;
@@ -69,8 +65,6 @@ class RegionRun {
   const std::shared_ptr<detail::Region> region_;
   std::unique_ptr<detail::RegionForward> forward_;
 };
-
-}  // namespace zeropage::checkpointing
 
 // checkpoint: a part of a forward that is repeated in backward instead of kept (Chen et al. 2016,
 // "Training Deep Nets with Sublinear Memory Cost").
@@ -105,9 +99,6 @@ class RegionRun {
 // as torch::optim::SGD's, are not seen. What the function throws when it is repeated, backward() throws,
 // behind the region's name. After an error, hooks, random state and modes are as they were. A region
 // none of whose results requires a gradient warns: it keeps nothing anyway.
-
-namespace zeropage::checkpointing {
-
 // How a repetition is compared with the first run, besides by the number of its saved tensors.
 enum class RecomputeCheck {
   kNothing,
@@ -166,8 +157,6 @@ auto checkpoint(Function&& function, Arguments&&... arguments) {
                     std::forward<Arguments>(arguments)...);
 }
 
-}  // namespace zeropage::checkpointing
-
 // Regions for modules: a block that is always a region, a Sequential in segments, and a loop over
 // blocks under a policy.
 //
@@ -179,9 +168,6 @@ auto checkpoint(Function&& function, Arguments&&... arguments) {
 //
 // Lifetime: modules must live until backward; a Checkpointed block keeps itself.
 // Threads and errors: as of checkpoint().
-
-namespace zeropage::checkpointing {
-
 // A block that is a region whenever it runs with gradients, with the block's own names of
 // parameters and buffers:
 //

@@ -46,8 +46,6 @@ constexpr const char* name(ReductionOrder order) {
   return order == ReductionOrder::kFast ? "fast" : "fixed";
 }
 
-}  // namespace zeropage::comm
-
 // Collectives between the ranks of a world.
 //
 // Every rank calls the same operations in the same order with the same sizes. An operation starts
@@ -65,8 +63,6 @@ constexpr const char* name(ReductionOrder order) {
 // page). After the first error the communicator is broken and refuses further operations with the
 // same message.
 // Threads: one thread at a time calls; a Pending may be waited for on another.
-
-namespace zeropage::comm {
 
 using memory::Pending;
 
@@ -185,8 +181,6 @@ class Communicator {
   friend class World;  // says where
 };
 
-}  // namespace zeropage::comm
-
 // The fixed order in which ranks' contributions are added.
 //
 // A reduction over ranks [0, n) is the reduction over [0, h) combined with that over [h, n), h the
@@ -194,9 +188,6 @@ class Communicator {
 // element, in fp32 for bf16 and fp16 with one rounding at the end; a mean divides after the sum and
 // before that rounding. The result depends on nothing but the values: not on bucket, slice,
 // transport or timing.
-
-namespace zeropage::comm {
-
 // The dtype in which sums of elements of that dtype are held until they are rounded.
 c10::ScalarType accumulator_of(c10::ScalarType dtype);
 
@@ -236,13 +227,8 @@ struct Partial {
 void combine_in_rank_order(std::span<const Partial> partials, void* out, int64_t numel,
                            c10::ScalarType dtype, ReduceOp op);
 
-}  // namespace zeropage::comm
-
 // The communicator of a world of one: every operation has ended when it returns, and a mean is the
 // value itself.
-
-namespace zeropage::comm {
-
 class SoloCommunicator final : public Communicator {
  public:
   explicit SoloCommunicator(c10::Device device = c10::kCPU)

@@ -49,14 +49,9 @@ void release_cached_memory(c10::Device device);
 // The calling thread's from here on: factories that are told "cuda" use it.
 void set_current_device(c10::Device device);
 
-}  // namespace zeropage::memory
-
 // What matrix products keep of a device, for each thread that runs some: in training the one of forward and the one
 // of backward. LibTorch's allocator hands it out, so it is on the ledgers too.
 // Threads: any. Sizes in bytes.
-
-namespace zeropage::memory {
-
 struct ProductWorkspaces {
   int64_t of_products = 0;         // cuBLAS's: 32 MiB on sm_90, 8.1 MiB on other devices
   int64_t of_biased_products = 0;  // cuBLASLt's: 1 MiB

@@ -17,15 +17,6 @@
 #include "zeropage/mesh.h"
 #include "zeropage/options.h"
 
-// While it lives, backward adds up gradients on this rank and does not average them: the first backward after it does, for
-// all of them together. Made by DistributedDataParallel::no_sync() and ShardedOptimizer::no_sync(). Guards may nest, and
-// end in any order.
-//
-//   std::optional<zeropage::NoSync> guard;
-//   if (!is_last) guard = model.no_sync();
-//
-// Lifetime: shares the reducer. Threads: the training thread.
-
 namespace zeropage::operators {
 class ConstructionTape;
 }  // namespace zeropage::operators
@@ -35,6 +26,15 @@ class GradientReducer;
 struct ShardedModel;
 class WrappedModule;
 }  // namespace zeropage::zero
+
+// While it lives, backward adds up gradients on this rank and does not average them: the first backward after it does, for
+// all of them together. Made by DistributedDataParallel::no_sync() and ShardedOptimizer::no_sync(). Guards may nest, and
+// end in any order.
+//
+//   std::optional<zeropage::NoSync> guard;
+//   if (!is_last) guard = model.no_sync();
+//
+// Lifetime: shares the reducer. Threads: the training thread.
 
 namespace zeropage {
 
@@ -53,8 +53,6 @@ class NoSync {
   std::shared_ptr<zero::GradientReducer> reducer_;  // null: moved from
 };
 
-}  // namespace zeropage
-
 // A module that is constructed without memory for its parameters.
 //
 //   zeropage::DeferredModule<Gpt> deferred([&] { return Gpt(config); });
@@ -67,8 +65,6 @@ class NoSync {
 // values, keep tensors that are neither parameter nor buffer). Works at every stage.
 //
 // Lifetime: until it is wrapped, the module's tensors lie on the meta device and have no values.
-
-namespace zeropage {
 
 namespace detail {
 std::shared_ptr<const operators::ConstructionTape> record_construction(
@@ -99,8 +95,6 @@ class DeferredModule {
 template <typename F>
 DeferredModule(F) -> DeferredModule<std::invoke_result_t<F>>;
 
-}  // namespace zeropage
-
 // A module trained by several ranks, each on its own part of the batch; reads like PyTorch's
 // DistributedDataParallel.
 //
@@ -126,8 +120,6 @@ DeferredModule(F) -> DeferredModule<std::invoke_result_t<F>>;
 // Collective: construction, backward, a forward after parameters were unfrozen; at stage 3 every use of a
 // parameter.
 // Threads: the training thread.
-
-namespace zeropage {
 
 class ModelRef;
 

@@ -35,8 +35,6 @@ struct LaunchOptions {
   std::size_t tail_lines = 20;
 };
 
-}  // namespace zeropage::comm
-
 // Starts the local ranks of a job and looks after them: what torchrun does on one machine, with
 // nothing else installed. Free of torch, so that `zp` starts in milliseconds.
 //
@@ -56,9 +54,6 @@ struct LaunchOptions {
 // (free a moment ago) and ZEROPAGE_LAUNCHER (our pid); everything else is inherited. Each rank
 // leads a session of its own, so Ctrl-C reaches it through us. Rank 0 inherits stdin unless that is
 // a terminal; the others read /dev/null.
-
-namespace zeropage::comm {
-
 // Runs `argv` (argv[0] is looked up in PATH) in `options.ranks` processes. Returns what main()
 // should return:
 //

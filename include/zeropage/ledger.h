@@ -215,12 +215,7 @@ Kind current_kind();
 // page): then nothing is changed.
 bool assign(const at::Tensor& tensor, Kind kind);
 
-}  // namespace zeropage::memory
-
 // The ledger's table, for people: a row a kind, a column a rank, the formula beside it.
-
-namespace zeropage::memory {
-
 struct MemoryColumn {
   std::string title;    // "rank 0"
   Breakdown breakdown;  // bytes

@@ -36,8 +36,6 @@ struct LionOptions : public torch::optim::OptimizerCloneableOptions<LionOptions>
 // Throws unless the options are in range.
 void check_options(const LionOptions& options);
 
-}  // namespace zeropage
-
 // The optimizer Lion (Chen et al. 2023, "Symbolic discovery of optimization algorithms",
 // arXiv:2302.06675, algorithm 2) as a class of torch::optim:
 //
@@ -52,9 +50,6 @@ void check_options(const LionOptions& options);
 // device without one, LibTorch's operators, whose fp32 results are within a few ulp.
 // Lifetime and threads: as any torch::optim class. Throws c10::Error on options out of range, on
 // sparse gradients, and what the closure throws.
-
-namespace zeropage {
-
 struct LionParamState : public torch::optim::OptimizerCloneableParamState<LionParamState> {
   TORCH_ARG(torch::Tensor, exp_avg);
 

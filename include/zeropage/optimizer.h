@@ -25,6 +25,12 @@
 #include "zeropage/options.h"
 #include "zeropage/world.h"
 
+namespace zeropage::zero {
+struct FusedForm;
+struct ShardedModel;
+class ShardedUpdates;
+}  // namespace zeropage::zero
+
 // What Zeropage must know of an optimizer class to shard its state.
 //
 // An update is element-wise when an element's new value depends on that element's value, gradient
@@ -39,12 +45,6 @@
 //     using Options = MyOptimizerOptions;
 //     static constexpr UpdateReads kReads = UpdateReads::kElement;
 //   };
-
-namespace zeropage::zero {
-struct FusedForm;
-struct ShardedModel;
-class ShardedUpdates;
-}  // namespace zeropage::zero
 
 namespace zeropage {
 
@@ -116,8 +116,6 @@ std::shared_ptr<const zero::FusedForm> own_form(
 template <typename A>
 inline constexpr bool kHasFusedForm = detail::ClassesWithFusedForm::kHas<A>;
 
-}  // namespace zeropage
-
 // The part of zeropage::Optimizer<A> that does not depend on A: it runs a torch::optim class on what this rank owns
 // of each page, then shares the result.
 //
@@ -130,8 +128,6 @@ inline constexpr bool kHasFusedForm = detail::ClassesWithFusedForm::kHas<A>;
 // Lifetime: shares the pages and the reducer with the DistributedDataParallel that made them; either
 // may go first.
 // Threads: the training thread.
-
-namespace zeropage {
 
 class DistributedDataParallelBase;
 
@@ -190,8 +186,6 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   std::unique_ptr<zero::ShardedUpdates> updates_;
 };
 
-}  // namespace zeropage
-
 // The optimizer that users name: a torch::optim class with its state sharded over ranks.
 //
 //   zeropage::Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(3e-4));
@@ -205,9 +199,6 @@ class ShardedOptimizer : public torch::optim::Optimizer {
 // for a wrapped model: p.grad() is the mean for who clips or reads it. What takes a wrapped model elsewhere takes this
 // optimizer, or the plain module and this optimizer (zeropage/detail/model_ref.h). It does not know the module: buffers, such as running
 // statistics, stay each rank's own, and a saved state has rank 0's.
-
-namespace zeropage {
-
 template <typename A>
 class Optimizer final : public ShardedOptimizer {
   static_assert(OptimizerTraits<A>::kReads == UpdateReads::kElement || kHasFusedForm<A> ||

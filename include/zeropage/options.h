@@ -82,13 +82,8 @@ class ModuleSelection {
   std::vector<Rule> rules_;
 };
 
-}  // namespace zeropage
-
 // Which part of a rank's training state leaves its device, and when the optimizer's step on it is
 // made.
-
-namespace zeropage {
-
 // When the optimizer's step on offloaded state is computed. Results of the first two are the same.
 enum class StepWhen : uint8_t {
   // In step(), page by page: while one is updated, gradients come down and parameters go up.
@@ -140,13 +135,8 @@ struct OffloadOptions {
   }
 };
 
-}  // namespace zeropage
-
 // The user's choices about sharding. docs/options.md has a line on each option, made from the table in
 // zeropage/option_fields.h.
-
-namespace zeropage {
-
 // What is sharded over ranks (Rajbhandari et al. 2020, "ZeRO", section 5): a set, of which the
 // stages of ZeRO are four. Sharded gradients or parameters need a sharded optimizer state.
 //

@@ -46,8 +46,6 @@ class SlicedLayer {
   SlicedLayer& operator=(const SlicedLayer&) = default;
 };
 
-}  // namespace zeropage::parallel
-
 // A linear layer whose weight is cut over ranks (Shoeybi et al., "Megatron-LM", 2019).
 //
 //   parallel::ColumnParallelLinear up(parallel::LinearOptions(d, 4 * d), world);
@@ -65,9 +63,6 @@ class SlicedLayer {
 // do not depend on the number of ranks, and generators stay alike. The constructor holds the whole weight
 // for a moment.
 // Collective: construction, forward and backward.
-
-namespace zeropage::parallel {
-
 struct LinearOptions {
   LinearOptions(int64_t inputs, int64_t outputs) : in_features(inputs), out_features(outputs) {}
   int64_t in_features;
@@ -136,8 +131,6 @@ class RowParallelLinearImpl : public torch::nn::Cloneable<RowParallelLinearImpl>
 };
 TORCH_MODULE(RowParallelLinear);
 
-}  // namespace zeropage::parallel
-
 // Batch norm over the batches of all ranks, as if they were one batch.
 //
 //   parallel::SyncBatchNorm norm(torch::nn::BatchNormOptions(64), world);
@@ -154,9 +147,6 @@ TORCH_MODULE(RowParallelLinear);
 // Sent: a gather of 16 bytes a channel and 8 a rank in forward, an all-reduce of 16 bytes a channel in
 // backward.
 // Memory: what LibTorch's saves; a tensor of the input's size passes in backward.
-
-namespace zeropage::parallel {
-
 // Does what torch::batch_norm does in training. input: [batch, channels, ...]; the optional tensors: [channels]. name: for
 // errors.
 // Throws on all ranks alike where a channel has fewer than two values on all ranks together (on the host: on
@@ -185,8 +175,6 @@ class SyncBatchNormImpl
 };
 TORCH_MODULE(SyncBatchNorm);
 
-}  // namespace zeropage::parallel
-
 // Sequence parallelism (Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models",
 // 2022): the ranks that share a layer's slices also share the tokens of what lies between a row and the next
 // column, such as norms, dropouts and the residual stream. So each computes and keeps a slice of that.
@@ -206,9 +194,6 @@ TORCH_MODULE(SyncBatchNorm);
 //
 // Collective: forward and backward, in the same order on all ranks.
 // Errors: as parallel/rank_operators.h; a length that the ranks do not divide is refused on all of them.
-
-namespace zeropage::parallel {
-
 // This rank's slice of dimension `dim` of a tensor that all ranks hold alike; its gradient is gathered.
 at::Tensor split_sequence(const at::Tensor& whole, int64_t dim, const comm::World& world);
 // The whole of the ranks' slices, for what all ranks then compute alike: the gradient is this rank's slice.
@@ -234,8 +219,6 @@ class SequenceParallelLayerNormImpl : public torch::nn::Cloneable<SequenceParall
 };
 TORCH_MODULE(SequenceParallelLayerNorm);
 
-}  // namespace zeropage::parallel
-
 // An embedding and a cross entropy whose vocabulary is cut over ranks (Shoeybi et al., "Megatron-LM", 2019).
 //
 //   parallel::VocabularyParallelEmbedding tokens(257, d, world);      // two ranks: 128 and 129 rows
@@ -248,9 +231,6 @@ TORCH_MODULE(SequenceParallelLayerNorm);
 // Sent: the embedding all-reduces its output. The cross entropy all-reduces three numbers a target in
 // forward, and nothing in backward.
 // Collective: construction, forward and backward, as zeropage/parallel_layers.h.
-
-namespace zeropage::parallel {
-
 // The rows of the ids that this rank has, from `slice` [rows of this rank, width], and zeros for others; summed
 // over ranks. ids: whole numbers of any sizes. name: for errors. sequence_dim: as below.
 at::Tensor embedding_over_ranks(const at::Tensor& slice, const at::Tensor& ids,
@@ -296,8 +276,6 @@ at::Tensor vocabulary_parallel_cross_entropy(const at::Tensor& logits, const at:
                                              int64_t vocabulary, const comm::World& world,
                                              int64_t ignore_index = -100);
 
-}  // namespace zeropage::parallel
-
 // The functions under tensor parallelism (Shoeybi et al., "Megatron-LM", 2019) and sequence parallelism
 // (Korthikanti et al. 2022): what passes between ranks in forward, and its counterpart in backward.
 //
@@ -318,9 +296,6 @@ at::Tensor vocabulary_parallel_cross_entropy(const at::Tensor& logits, const at:
 // errors.
 // Tensors: of any sizes, the same on all ranks except for a slice's dimension `dim`, which `slices` tells.
 // Errors: as parallel/rank_operators.h.
-
-namespace zeropage::parallel {
-
 at::Tensor copy_to_ranks(const at::Tensor& tensor, const RanksPointer& ranks,
                          const std::string& name);
 at::Tensor reduce_from_ranks(const at::Tensor& tensor, const RanksPointer& ranks,
@@ -333,8 +308,6 @@ at::Tensor gather_to_ranks(const at::Tensor& slice, const Slices& slices, const 
                            const std::string& name, int64_t dim);
 at::Tensor scatter_from_ranks(const at::Tensor& tensor, const Slices& slices,
                               const RanksPointer& ranks, const std::string& name, int64_t dim);
-
-}  // namespace zeropage::parallel
 
 // Random numbers that differ between the ranks of a group that otherwise draws alike.
 //
@@ -353,9 +326,6 @@ at::Tensor scatter_from_ranks(const at::Tensor& tensor, const Slices& slices,
 // Generators: LibTorch's defaults of the host and of the world's device, on which nothing is waited for.
 // Cost: microseconds, and two copies of the host generator's state of 5 KB.
 // Threads: as LibTorch's default generators, which are the process's: not for ranks that are threads of one.
-
-namespace zeropage::parallel {
-
 class RandomOfRank {
  public:
   explicit RandomOfRank(const comm::World& world);

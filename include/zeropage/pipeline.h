@@ -53,8 +53,6 @@ PipelineLayers layers_of(
     const torch::nn::ModuleList& list,
     const std::function<at::Tensor(torch::nn::Module&, const at::Tensor&)>& forward);
 
-}  // namespace zeropage
-
 // This rank's stages of a model that is cut by layers over the ranks of a pipeline.
 //
 //   zeropage::Mesh mesh(world, {{"pipeline", 2}, {"data", 4}});
@@ -78,9 +76,6 @@ PipelineLayers layers_of(
 // all of its modules.
 //
 // Lifetime: a torch::nn::Module as others; shares the model. Threads: the training thread. Collective over the pipeline.
-
-namespace zeropage {
-
 struct PipelineStageOptions {
   // Stages of each rank. Stage s is chunk s / ranks of rank s % ranks.
   int chunks = 1;
@@ -132,8 +127,6 @@ std::shared_ptr<PipelineStage> pipeline_stage(const std::function<M()>& construc
                                          &deferred.tape());
 }
 
-}  // namespace zeropage
-
 // Runs the steps of a model that is cut by layers over ranks: micro-batches pass its stages by a schedule
 // (zeropage/schedule.h), under sharded data parallelism.
 //
@@ -168,9 +161,6 @@ std::shared_ptr<PipelineStage> pipeline_stage(const std::function<M()>& construc
 // with the
 // next run(), on all of them. Over a mesh with several ranks along "data" or "tensor" all ranks of the mesh throw,
 // and none can continue.
-
-namespace zeropage {
-
 struct PipelineOptions {
   // kInterleaved needs PipelineStageOptions::chunks of 2 or more, the others 1.
   parallel::ScheduleKind schedule = parallel::ScheduleKind::kOneForwardOneBackward;
@@ -223,12 +213,7 @@ class Pipeline {
   const std::unique_ptr<Parts> parts_;
 };
 
-}  // namespace zeropage
-
 // Access to the whole model, of which a rank has some stages.
-
-namespace zeropage {
-
 // Calls visit(name, values) for every parameter of the model, in its order, a tied one under each of its names; values:
 // whole, until visit returns, the same on all ranks. Where ranks have slices of parameters, each sees the values of
 // its own. Sends each parameter to all ranks of the pipeline. Collective.

@@ -71,12 +71,7 @@ MachineSpeeds measure_machine(const MachineSpeedsOptions& options = {});
 // "32 GFLOP/s of products, 9.1 GiB/s element by element, ... a thread".
 std::string to_string(const MachineSpeeds& speeds);
 
-}  // namespace zeropage
-
 // What a plan is asked for and what it tries (zeropage/plan.h). Values.
-
-namespace zeropage {
-
 // The segments in which the allocator of a device has its memory (memory/expandable_segments.h).
 enum class AllocatorSegments : uint8_t {
   kExpandable,  // LibTorch's CUDA allocator, with expandable_segments:True
@@ -150,14 +145,9 @@ std::string to_string(const PlannedSetting& setting);
 // sharded parameters goes where the stage shards none. A folder on NVMe is not filled in.
 Options options_of(const Options& training, const PlannedSetting& setting);
 
-}  // namespace zeropage
-
 // A user's model in a simulated world, for plan() (zeropage/plan.h).
 //
 // Lifetime: shares the world. Threads: the one that plans.
-
-namespace zeropage {
-
 // What plan() needs to know of a training script. M: as in DistributedDataParallel<M>.
 template <typename M>
 struct ModelToPlan {
@@ -213,7 +203,6 @@ class PlannedModelOf final : public PlannedModel {
 };
 
 }  // namespace detail
-}  // namespace zeropage
 
 // What a run will hold, send and compute, before it runs: for each stage, offload and checkpoint
 // policy, and which of them is the cheapest that fits.
@@ -239,9 +228,6 @@ class PlannedModelOf final : public PlannedModel {
 // Threads: any, that has no OperatorInterceptor of its own.
 // Throws c10::Error for descriptions that make no sense, and what the module throws: an
 // operator without a form on the meta device (operators/meta_operators.h), a forward that reads values.
-
-namespace zeropage {
-
 struct PlanOptions {
   // What all settings have in common, such as precision, page_bytes and shard_within. Its stage and what it
   // offloads do not matter: those are what is tried.

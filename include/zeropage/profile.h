@@ -115,12 +115,7 @@ struct Profile {
   friend bool operator==(const Profile&, const Profile&) = default;
 };
 
-}  // namespace zeropage::profile
-
 // A profile in files: the page, the profile itself, the trace for Perfetto.
-
-namespace zeropage::profile {
-
 // Each empty: not written.
 struct ProfileFiles {
   std::filesystem::path page;     // NAME.html, which needs no network
@@ -138,15 +133,10 @@ std::string check_names(const ProfileFiles& files);
 // other: a run that the page compares with; null: none. Throws ProfileError.
 void write_files(const Profile& profile, const ProfileFiles& files, const Profile* other = nullptr);
 
-}  // namespace zeropage::profile
-
 // What a rank's training thread waited for in a step, and what would shorten it, in sentences.
 //
 // Only waits of the host are seen. What the thread computes meanwhile is no wait, even where another part
 // of the step is on its way.
-
-namespace zeropage::profile {
-
 struct Wait {
   std::string name;  // what kind of wait, as "page", "reduction"
   std::string of;    // the page that was waited for; "": of none
@@ -168,12 +158,7 @@ std::vector<std::string> wait_sentences(const RankProfile& rank, const StepProfi
 // "142 ms", "0.81 ms".
 std::string format_ns(int64_t nanoseconds);
 
-}  // namespace zeropage::profile
-
 // The figures of a profile as a table: by kind and rank, with the formula, and against another run.
-
-namespace zeropage::profile {
-
 // Figures of one rank, in bytes by kind, over all steps that were recorded.
 struct RankRow {
   int rank = 0;
@@ -205,12 +190,7 @@ struct HolderDifference {
 // need not have the same kinds.
 std::vector<HolderDifference> difference(const Profile& profile, const Profile& other);
 
-}  // namespace zeropage::profile
-
 // The bytes of an account over a step, as its changes add up.
-
-namespace zeropage::profile {
-
 struct Moment {
   int64_t time_ns = 0;
   std::vector<int64_t> by_kind;

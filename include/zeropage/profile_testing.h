@@ -16,16 +16,11 @@ namespace zeropage::profile {
 // for fewer steps, and what `step` throws.
 std::string growth_over(int64_t steps, const std::function<void()>& step);
 
-}  // namespace zeropage::profile
-
 // Expectations about what a training loop holds from step to step, for GoogleTest.
 //
 //   EXPECT_NO_GROWTH(5, [&] { train_step(model, optimizer); });
 //
 // zeropage/testing.h has EXPECT_PEAK_BYTES_LE for the peak of a step.
-
-namespace zeropage::profile {
-
 inline ::testing::AssertionResult does_not_grow(int64_t steps, const std::function<void()>& step) {
   const std::string growth = growth_over(steps, step);
   if (growth.empty()) return ::testing::AssertionSuccess();

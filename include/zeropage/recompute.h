@@ -31,8 +31,6 @@ std::string to_string(const RecomputeStatistics& statistics);
 // Since the thread began: of regions and scopes that it ran forward, whichever thread repeats them.
 RecomputeStatistics recompute_statistics();
 
-}  // namespace zeropage::checkpointing
-
 // Recompute of operators: any module, without a change to it, keeps fewer of the tensors that
 // autograd saves, and computes the others again when backward needs them.
 //
@@ -73,8 +71,6 @@ RecomputeStatistics recompute_statistics();
 // Errors: those of zeropage/saved_tensors.h. A budget below what is reachable is refused in the
 // second forward, with the least that is. An input that was changed in place between forward and
 // backward is refused where it is read again.
-
-namespace zeropage::checkpointing {
 
 namespace detail {
 class DropPolicy;

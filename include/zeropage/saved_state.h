@@ -27,17 +27,12 @@ class ByteSource {
   virtual void read(uint64_t offset, char* to, uint64_t bytes) const = 0;
 };
 
-}  // namespace zeropage::state
-
 // The safetensors format (github.com/huggingface/safetensors): 8 bytes of little-endian length, a
 // header in JSON of that length, and the tensors' bytes, in order and without holes.
 //
 //   {"__metadata__": {"key": "value"}, "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
 //
 // Free of torch.
-
-namespace zeropage::state {
-
 enum class Dtype : uint8_t {
   kBool,
   kU8,
@@ -95,13 +90,8 @@ uint64_t place_in_order(std::vector<TensorEntry>& tensors);
 // The bytes of its dtype and shape. Throws std::overflow_error where they are 2^64 or more.
 uint64_t bytes_of(const TensorEntry& tensor);
 
-}  // namespace zeropage::state
-
 // Files as the operating system has them, with errors that say which file, which call and why.
 // Calls that a signal interrupts are made again. Free of torch.
-
-namespace zeropage::state {
-
 // What direct access wants offsets, sizes and memory to be multiples of.
 inline constexpr uint64_t kDirectAlignment = 4096;
 
@@ -148,14 +138,9 @@ void sync_directory(const std::filesystem::path& directory);
 [[noreturn]] void throw_call_failed(const std::filesystem::path& path, const std::string& call,
                                     int error, uint64_t offset = 0);
 
-}  // namespace zeropage::state
-
 // manifest.json of a state: what belongs to it, and what is in its files block by block.
 //
 // Its own last line has its checksum, so no bit of a state is without one. Free of torch.
-
-namespace zeropage::state {
-
 inline constexpr const char* kManifestFile = "manifest.json";
 inline constexpr const char* kWeightsFile = "weights.safetensors";
 inline constexpr const char* kOptimizerFile = "optimizer.safetensors";
@@ -186,8 +171,6 @@ std::string to_text(const Manifest& manifest);
 // allocates the file's size and less than 64 KiB.
 Manifest read_manifest(const ByteSource& file);
 
-}  // namespace zeropage::state
-
 // A state on disk: what it has, and its bytes, none of which is handed out before its block's checksum
 // is found right.
 //
@@ -197,9 +180,6 @@ Manifest read_manifest(const ByteSource& file);
 //
 // Opening reads the manifest and the headers. Threads: any, each with its own BlockReader.
 // Throws StateError for whatever is not as it was written. Free of torch.
-
-namespace zeropage::state {
-
 // A file of tensors whose blocks have checksums.
 class TensorFile {
  public:

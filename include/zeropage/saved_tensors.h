@@ -92,8 +92,6 @@ std::unique_ptr<PackedTensor> keep(const at::Tensor& tensor, std::string who = "
 std::unique_ptr<PackedTensor> pack_with(const std::shared_ptr<SavedTensorHooks>& hooks,
                                         const at::Tensor& tensor, std::string who = "");
 
-}  // namespace zeropage::checkpointing
-
 // The scope in which activations of a forward are recomputed, offloaded or cut: one for all policies.
 //
 //   checkpointing::Recompute recompute(checkpointing::RecomputeOptions::selective());
@@ -121,9 +119,6 @@ std::unique_ptr<PackedTensor> pack_with(const std::shared_ptr<SavedTensorHooks>&
 // Threads: a scope concerns the calling thread. Backward may run on any.
 // Errors: a policy's constructor throws c10::Error, with the class's name, where an option makes no
 // sense. Backward throws where a tensor that it needs was changed in place since the forward.
-
-namespace zeropage::checkpointing {
-
 // What decides over activations: Recompute, ActivationOffload, PartitionedCheckpoints.
 class ActivationPolicy {
  public:

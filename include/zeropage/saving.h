@@ -52,8 +52,6 @@ struct RunExtra {
                              std::function<void(torch::serialize::InputArchive&)> load);
 };
 
-}  // namespace zeropage
-
 // Weights from a safetensors file into a plain module of one process, without a world: for inference, tests,
 // or a start from what others trained.
 //
@@ -69,9 +67,6 @@ struct RunExtra {
 // Files of other formats: zeropage/weights_source.h.
 // Memory: the file's largest tensor. Threads: any. Throws state::StateError for what is wrong with a file or does not
 // fit, with all names; nothing of the module has changed then, unless a file cannot be read to its end.
-
-namespace zeropage {
-
 struct ModuleLoadOptions {
   // true: the file must have every parameter and buffer, and nothing else. false: what is there is loaded, and the
   // report says what was missing. A different shape, or floating point for whole numbers, is an error in both
@@ -111,8 +106,6 @@ load_weights(const std::filesystem::path& path, const std::shared_ptr<M>& module
   return load_weights(path, static_cast<torch::nn::Module&>(*module), options);
 }
 
-}  // namespace zeropage
-
 // Training state on disk. A run that was killed continues with the same bits, at any stage, number of ranks, tier
 // and page size, without a converter; its weights are safetensors that other programs read.
 //
@@ -133,8 +126,6 @@ load_weights(const std::filesystem::path& path, const std::shared_ptr<M>& module
 // offloaded to disk is read page by page.
 // Throws state::StateError, on all ranks alike: which file, where, what was expected and what is there;
 // c10::Error where the model cannot be saved. Threads: the training thread.
-
-namespace zeropage {
 
 class Accumulator;
 class WeightAverage;
@@ -263,8 +254,6 @@ LoadReport load_weights(const std::filesystem::path& path, const DistributedData
 LoadReport load_weights(const std::filesystem::path& path, const TrainedModule& model,
                         const ShardedOptimizer& optimizer, const LoadOptions& options = {});
 
-}  // namespace zeropage
-
 // Saves a run's state again and again beside its training: a step waits for a copy of what this rank
 // owns, and a thread writes it while training goes on.
 //
@@ -289,9 +278,6 @@ LoadReport load_weights(const std::filesystem::path& path, const TrainedModule& 
 // Memory: what this rank writes (at fp32 and Adam 12 bytes a parameter it owns), on the host, from the
 // first asynchronous save to the end of the saver; Kind::kStaging on the ledger.
 // Collective: all but the destructor. Threads: the training thread.
-
-namespace zeropage {
-
 struct StateSaverOptions {
   // The newest keep_last states stay, and those whose step is a multiple of keep_every; older ones are removed once
   // a new one is whole. keep_last 0: all stay. keep_every 0: none beside the newest.

@@ -48,15 +48,10 @@ struct ActionLists {
   int stage(int rank, int chunk) const { return chunk * ranks() + rank; }
 };
 
-}  // namespace zeropage::parallel
-
 // The order in which each rank of a pipeline runs its forwards and backwards. A schedule makes lists of actions; the same lists are
 // simulated (simulation.h), checked (order.h), drawn (`zp schedule`) and run.
 //
 // Schedules are constant and may be used by any thread. Errors are std::invalid_argument.
-
-namespace zeropage::parallel {
-
 enum class ScheduleKind : uint8_t {
   kGPipe,
   kOneForwardOneBackward,
@@ -139,12 +134,7 @@ class ZeroBubble : public Schedule {
 // chunks: 1 for all but kInterleaved, which needs 2 or more; anything else is refused.
 std::unique_ptr<Schedule> make_schedule(ScheduleKind kind, int chunks = 1);
 
-}  // namespace zeropage::parallel
-
 // When the ranks of a pipeline did what: simulated, or measured in a run.
-
-namespace zeropage::parallel {
-
 struct TimedAction {
   Action action;
   double begin_s = 0;  // since the step began
@@ -168,17 +158,12 @@ std::vector<std::map<ActionKind, double>> mean_seconds(const Timeline& timeline)
 // held from a forward to the end of its backward, or of its weight gradient. The order alone decides.
 std::vector<double> peak_activations(const ActionLists& lists);
 
-}  // namespace zeropage::parallel
-
 // A step's timeline as JSON: what a run writes of its actions, and `zp schedule --times` reads.
 //
 //   {"schedule": "1f1b", "chunks": 1,
 //    "ranks": [[{"kind": "forward", "chunk": 0, "micro_batch": 0, "begin_s": 0.001, "end_s": 0.004}, ...], ...]}
 //
 // One list for each rank of the pipeline, in the order of its actions; kinds are name(ActionKind). All ranks' seconds are since one moment.
-
-namespace zeropage::parallel {
-
 struct TimedStep {
   std::string schedule;  // its name
   int chunks = 1;        // of each rank

@@ -46,17 +46,12 @@ constexpr bool may_end_early(Operation operation) {
          operation == Operation::kGather || operation == Operation::kScatter;
 }
 
-}  // namespace zeropage::comm
-
 // Which ranks are on which host.
 //
 // Hosts are numbered from 0 in the order of their first ranks. Ranks of a host need not be
 // consecutive.
 // Where hosts hold several ranks, those of two hosts face each other: what a rank has for a remote
 // rank goes to one rank beside it or beside the remote one, its counterpart there.
-
-namespace zeropage::comm {
-
 class Topology {
  public:
   // hosts: by rank, any number that tells its host from others. Throws if there is none.
@@ -87,8 +82,6 @@ class Topology {
   std::vector<std::vector<int>> ranks_of_;  // by host, ascending
 };
 
-}  // namespace zeropage::comm
-
 // What one rank sends in one operation, from sizes alone: what the communicators put on the wire.
 //
 // Three sets of algorithms, chosen as the real communicators are:
@@ -107,9 +100,6 @@ class Topology {
 // Collective Communication Operations in MPICH", section 4).
 //
 // Pure integers; thread-safe. Ranks must be in [0, topology().size()), unchecked.
-
-namespace zeropage::comm {
-
 // What a rank sends, by the kind of link it takes.
 struct LinkTraffic {
   Traffic within_host;
@@ -165,8 +155,6 @@ class TrafficModel {
   std::vector<Partials> partials_;
 };
 
-}  // namespace zeropage::comm
-
 // One rank of a world of up to 4096 whose other ranks do not exist: counts what it would send, and
 // what that would cost in time.
 //
@@ -187,8 +175,6 @@ class TrafficModel {
 // Failures: as scripted, an operation ends as if a rank were lost, and those after it with the same
 // error.
 // Threads: as Communicator.
-
-namespace zeropage::comm {
 
 namespace detail {
 class CallNumbers;

@@ -71,12 +71,7 @@ class SlicedDimension {
   int64_t dim_;
 };
 
-}  // namespace zeropage::parallel
-
 // A world as an argument of an operator that LibTorch's dispatcher calls.
-
-namespace zeropage::parallel {
-
 class Ranks : public torch::CustomClassHolder {
  public:
   explicit Ranks(comm::World of_world) : world(std::move(of_world)) {}

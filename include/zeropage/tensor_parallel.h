@@ -103,14 +103,9 @@ void tensor_parallel(const torch::nn::ModuleHolder<Contained>& holder, const com
   tensor_parallel(*holder.ptr(), world, plan);
 }
 
-}  // namespace zeropage
-
 // The values of a parameter that tensor_parallel() cut (zeropage/tensor_parallel.h), as tensors that any operator takes.
 //
 // Threads: the training thread.
-
-namespace zeropage {
-
 // The whole parameter, of all ranks of the group, without gradients. Collective for a parameter that was cut; of
 // another it is a copy. It may also be the gradient of one, p.grad(), and what detach() or an elementwise operator made
 // of either. Both functions throw for an undefined tensor.

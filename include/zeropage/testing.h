@@ -61,17 +61,12 @@ class SurvivorScope {
   const std::unique_ptr<Blocks> blocks_;
 };
 
-}  // namespace zeropage::memory
-
 // LibTorch's CPU allocator, wrapped so that every block is on a ledger (zeropage/ledger.h).
 //
 // Installed before main() in every program that has a ledger: `c10::SetCPUAllocator` with a priority
 // above the default's. Each block carries a 64-byte header in front of its data (which stays 64-byte
 // aligned): size, kind, ledger. The ledger counts the bytes that were asked for, as PyTorch's
 // profiler does; headers are not counted.
-
-namespace zeropage::memory {
-
 // Installs it; later calls do nothing.
 bool observe_host_memory();
 
@@ -87,15 +82,10 @@ void return_idle_memory();
 // a page).
 ChargedBlock* host_block_of(const c10::DataPtr& data);
 
-}  // namespace zeropage::memory
-
 // Which of the ledgers' bytes LibTorch's allocator did not hand out: segments of collectives, mappings
 // of others, all that somebody charged by Ledger::charge().
 //
 // Threads: any.
-
-namespace zeropage::memory {
-
 // On the host, of all ledgers of this process, charged and not discharged yet.
 int64_t host_bytes_charged_by_hand();
 
@@ -111,8 +101,6 @@ class HostAllocatorScope {
   const bool before_;
 };
 
-}  // namespace zeropage::memory
-
 // Expectations about memory for GoogleTest, for our tests and for users' own CI.
 //
 //   zeropage::memory::Ledger& ledger = *zeropage::memory::Ledger::current();
@@ -125,9 +113,6 @@ class HostAllocatorScope {
 // process's unless a LedgerScope gives another. One that nobody charges fails the expectation; a new
 // Ledger is charged under a LedgerScope alone. A failure prints the ledger's breakdown. Bytes are the
 // host's, as they were asked for.
-
-namespace zeropage::memory {
-
 // "parameter 4.0 KiB, gradient 4.0 KiB" for a failure's message.
 inline std::string to_text(const Breakdown& breakdown) {
   std::string text;

@@ -57,12 +57,7 @@ class RanksFailed : public std::runtime_error {
   std::vector<std::exception_ptr> errors_;
 };
 
-}  // namespace zeropage::comm
-
 // This rank's place in its world, read from the variables that launchers set, and the store where ranks meet.
-
-namespace zeropage::comm {
-
 struct Place {
   int rank = 0;
   int world_size = 1;
@@ -115,17 +110,12 @@ std::string first_host(const std::string& slurm_node_list);
 // The address of this host that reaches the place's master, for peers to connect to.
 std::string address_for_peers(const Place& place);
 
-}  // namespace zeropage::comm
-
 // The ranks that train together, and this rank's place among them.
 //
 // A World is a handle: copies share one communicator and one store. The last copy closes them: its destructor waits
 // for this rank's unfinished operations, unless an exception is unwinding. Every rank should drop its own at the
 // same point of the program.
 // Threads: as the communicator, one thread at a time.
-
-namespace zeropage::comm {
-
 struct WorldOptions {
   // How long a rank waits for another that shows no life or, although it is in a call of ours, no
   // progress, before it ends with an error: in a collective, in texts, and when ranks meet. Default: 60 s.

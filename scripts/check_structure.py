@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the structure: include arrows, file lengths, checks with words, parallel loops, public headers and what the umbrella brings of them, who
+"""Checks the structure: include arrows, namespaces, file lengths, checks with words, parallel loops, public headers and what the umbrella brings of them, who
 reads the stage.
 
 Prints each breach; exit 1 if any.
@@ -56,6 +56,8 @@ STAGE_READERS = ("zero/options.cpp", "zero/plan/byte_plan.cpp")
 STAGE_PART = re.compile(r"\bstage_?(?:\(\))?\s*(?:\.|->)\s*(?:parameters|gradients|optimizer_state)\b")
 STAGE_COMPARED = re.compile(r"\bstage_?(?:\(\))?\s*[!=]=|[!=]=\s*(?:\w+(?:\.|->))*stage_?\b")
 COMMENT = re.compile(r"//.*$", re.MULTILINE)
+BLOCK = re.compile(r"^namespace (zeropage[\w:]*) \{\n(.*?)^\}  // namespace \1$", re.MULTILINE | re.DOTALL)
+DECLARATION = re.compile(r"(?:class|struct|enum class) \w+(?: : \w+)?;\s*|(?:const )?[\w:]+& \w+_of\([^;{]*\);\s*")
 # Copies that the host does not wait for, and the memory that they need, have one owner.
 PAST_THE_OWNER = re.compile(r"non_blocking=\*/\s*true|\bcopy_\([^;]*,\s*true\)|\.pinned_memory\(|\bpin_memory\(|getPinnedMemoryAllocator|getHostAllocator|"
                             r"cudaMemcpy\w*Async|cudaHostAlloc|cudaMallocHost")
@@ -121,6 +123,23 @@ def starts_copies_itself(text):
     return bool(PAST_THE_OWNER.search(COMMENT.sub("", text)))
 
 
+def foreign_namespaces(folder, text):
+    """Namespaces in which a private header of the folder defines something, and which are not the folder's.
+
+    >>> foreign_namespaces("paging", "namespace zeropage::paging {\\nclass Pager {};\\n}  // namespace zeropage::paging\\n")
+    []
+    >>> foreign_namespaces("paging", "namespace zeropage::memory {\\nclass Pager {};\\n}  // namespace zeropage::memory\\n")
+    ['zeropage::memory']
+    >>> foreign_namespaces("zero", "namespace zeropage::paging {\\nclass Pins;\\n}  // namespace zeropage::paging\\n")
+    []
+    >>> foreign_namespaces("zero", "namespace zeropage {\\nX& x_of(const Y& y);\\n}  // namespace zeropage\\n")
+    []
+    """
+    own = f"zeropage::{folder}"
+    return [name for name, body in BLOCK.findall(COMMENT.sub(lambda found: found[0] if found[0].startswith("// namespace ") else "", text))
+            if name != own and not name.startswith(own + "::") and DECLARATION.sub("", body).strip()]
+
+
 def lines_of_code(name):
     lines = map(str.strip, (ROOT / name).read_text().splitlines())
     return sum(line != "" and not line.startswith("//") for line in lines)
@@ -151,6 +170,10 @@ def breaches():
                 continue
             if made_by in ALLOWED and of and of != made_by and of not in ALLOWED[made_by]:
                 yield f"{name}: includes {included} of {of}/, but {made_by}/ may include only {sorted(ALLOWED[made_by])}"
+        # Tables of public options, which are found by the options' namespace, and the half of a public class that a device has.
+        if folder in layers.folders() and name.endswith((".h", ".cuh")) and not name.endswith("_fields.h") and name != "device/pending_on_device.h":
+            for namespace in foreign_namespaces(folder, text):
+                yield f"{name}: defines something in {namespace}, but private code of {folder}/ is in zeropage::{folder}"
         lines = text.count("\n")
         if lines > MOST_LINES and folder != "tests":
             yield f"{name}: {lines} lines, at most {MOST_LINES}: split it by noun"

@@ -11,9 +11,9 @@ namespace zeropage::saved_generators_test {
 namespace {
 
 using namespace zeropage::testing;
+using nlohmann::json;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using nlohmann::json;
 
 struct Mesh {
   int data = 1;

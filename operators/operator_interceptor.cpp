@@ -12,6 +12,15 @@ namespace {
 
 thread_local OperatorInterceptor* current_interceptor = nullptr;
 
+std::shared_ptr<OperatorReplacement>& replacement_of_thread() {
+  thread_local std::shared_ptr<OperatorReplacement> replacement;
+  return replacement;
+}
+
+bool sees_operators() {
+  return current_interceptor != nullptr || replacement_of_thread() != nullptr;
+}
+
 OperatorInterceptor* checked(OperatorInterceptor* interceptor) {
   if (interceptor != nullptr) check_interceptor();
   return interceptor;
@@ -37,6 +46,11 @@ class Excluded {
 
 void intercept(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
                torch::jit::Stack* stack) {
+  if (const auto replacement = replacement_of_thread();
+      replacement != nullptr && replacement->replaces(handle)) {
+    const ReplacementScope as_they_are(nullptr);
+    return replacement->run(*stack);
+  }
   const Excluded inner(true);
   if (OperatorInterceptor* interceptor = OperatorInterceptor::current()) {
     interceptor->run(handle, keys, *stack);
@@ -56,11 +70,30 @@ OperatorInterceptor* OperatorInterceptor::current() {
   return current_interceptor;
 }
 
+const std::shared_ptr<OperatorReplacement>& current_replacement() {
+  return replacement_of_thread();
+}
+
+void set_current_replacement(std::shared_ptr<OperatorReplacement> replacement) {
+  if (replacement != nullptr) check_interceptor();
+  replacement_of_thread() = std::move(replacement);
+  c10::impl::tls_set_dispatch_key_included(kInterceptorKey, sees_operators());
+}
+
+ReplacementScope::ReplacementScope(std::shared_ptr<OperatorReplacement> replacement)
+    : before_(current_replacement()) {
+  set_current_replacement(std::move(replacement));
+}
+
+ReplacementScope::~ReplacementScope() {
+  set_current_replacement(std::move(before_));
+}
+
 InterceptorScope::InterceptorScope(OperatorInterceptor* interceptor)
     : before_(std::exchange(current_interceptor, checked(interceptor))),
       was_included_(c10::impl::tls_is_dispatch_key_included(kInterceptorKey)),
       was_excluded_(c10::impl::tls_is_dispatch_key_excluded(kInterceptorKey)) {
-  c10::impl::tls_set_dispatch_key_included(kInterceptorKey, interceptor != nullptr);
+  c10::impl::tls_set_dispatch_key_included(kInterceptorKey, sees_operators());
   // A scope may begin within an operator of an outer one.
   c10::impl::tls_set_dispatch_key_excluded(kInterceptorKey, false);
 }

@@ -8,6 +8,8 @@
 // are not seen.
 #pragma once
 
+#include <memory>
+
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/DispatchKeySet.h>
@@ -28,6 +30,36 @@ class OperatorInterceptor {
 
   // The interceptor of the calling thread's innermost scope; null without one.
   static OperatorInterceptor* current();
+};
+
+// Runs something else in the place of an operator, wherever in a scope a thread runs it: within other operators too, unless an
+// interceptor runs those as a whole. The thread's interceptor sees what is run instead, and not the operator.
+class OperatorReplacement {
+ public:
+  OperatorReplacement() = default;
+  OperatorReplacement(const OperatorReplacement&) = delete;
+  OperatorReplacement& operator=(const OperatorReplacement&) = delete;
+  virtual ~OperatorReplacement() = default;
+
+  virtual bool replaces(const c10::OperatorHandle& handle) const = 0;
+  // Takes the operator's arguments from the end of the stack and leaves the results there. Nothing is replaced meanwhile.
+  virtual void run(torch::jit::Stack& stack) = 0;
+};
+
+// The calling thread's; null without one. A region that repeats its forward puts it back (checkpointing/detail/thread_modes.h).
+const std::shared_ptr<OperatorReplacement>& current_replacement();
+void set_current_replacement(std::shared_ptr<OperatorReplacement> replacement);
+
+class ReplacementScope {
+ public:
+  // null: nothing is replaced.
+  explicit ReplacementScope(std::shared_ptr<OperatorReplacement> replacement);
+  ~ReplacementScope();
+  ReplacementScope(const ReplacementScope&) = delete;
+  ReplacementScope& operator=(const ReplacementScope&) = delete;
+
+ private:
+  std::shared_ptr<OperatorReplacement> before_;
 };
 
 // Throws unless this LibTorch's dispatcher treats interceptors as this header says.

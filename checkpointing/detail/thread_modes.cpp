@@ -60,6 +60,7 @@ ThreadModes ThreadModes::take() {
   ThreadModes modes;
   modes.grad_mode_ = at::GradMode::is_enabled();
   modes.autocast_cache_ = at::autocast::is_autocast_cache_enabled();
+  modes.replacement_ = operators::current_replacement();
   for (size_t index = 0; index < kAutocastDevices.size(); ++index) {
     const auto device = kAutocastDevices[index];
     modes.autocast_[index] = {at::autocast::is_autocast_enabled(device),
@@ -76,6 +77,7 @@ bool ThreadModes::casts() const {
 void ThreadModesScope::apply(const ThreadModes& modes) {
   at::GradMode::set_enabled(modes.grad_mode_);
   at::autocast::set_autocast_cache_enabled(modes.autocast_cache_);
+  operators::set_current_replacement(modes.replacement_);
   for (size_t index = 0; index < kAutocastDevices.size(); ++index) {
     at::autocast::set_autocast_enabled(kAutocastDevices[index], modes.autocast_[index].enabled);
     at::autocast::set_autocast_dtype(kAutocastDevices[index], modes.autocast_[index].dtype);

@@ -1,5 +1,5 @@
 // What decides, besides its tensors, which values a forward computes: the default generators, those
-// that its operators are given, grad mode, autocast. Taken when a forward begins, and put back while it
+// that its operators are given, grad mode, autocast, what is run in the place of operators. Taken when a forward begins, and put back while it
 // is repeated.
 //
 // Lifetime: values. Threads: any. Generators belong to the process: where other threads draw from one meanwhile, its
@@ -7,6 +7,7 @@
 #pragma once
 
 #include <array>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,8 @@
 #include <ATen/core/Generator.h>
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
+
+#include "operators/operator_interceptor.h"
 
 namespace zeropage::checkpointing::detail {
 
@@ -56,6 +59,7 @@ class ThreadModes {
   bool grad_mode_ = true;
   bool autocast_cache_ = true;
   std::array<Autocast, 2> autocast_;  // of the host, and of CUDA
+  std::shared_ptr<operators::OperatorReplacement> replacement_;
 };
 
 // While it lives, the calling thread has those modes. Casts of weights that autocast has cached are

@@ -8,9 +8,8 @@
 namespace zeropage::comm {
 namespace {
 
-// For the ranks that share a sequence, which have no use before there is such an axis, but whose name
-// scripts should not give to another.
-constexpr std::string_view kReserved = "context";
+constexpr std::string_view kData = "data";
+constexpr std::string_view kContext = "context";
 
 // "pipeline" 2, "data" 4
 std::string list_of(const std::vector<MeshAxis>& axes) {
@@ -31,9 +30,6 @@ std::string what_is_wrong(const std::vector<MeshAxis>& axes, int world_size) {
   for (size_t index = 0; index < axes.size(); ++index) {
     const MeshAxis& axis = axes[index];
     if (axis.name.empty()) return c10::str("axis ", index, " has no name; name it, as \"data\"");
-    if (axis.name == kReserved) {
-      return c10::str("the axis name \"", kReserved, "\" is reserved; choose another");
-    }
     if (axis.size < 1) {
       return c10::str("axis \"", axis.name, "\": expected 1 rank or more, got ", axis.size);
     }
@@ -65,20 +61,37 @@ void check_axes(const World& world, const std::vector<MeshAxis>& axes) {
 
 Mesh::Mesh(const World& world, std::vector<MeshAxis> axes) : world_(world), axes_(std::move(axes)) {
   check_axes(world_, axes_);
+  for (const MeshAxis& axis : axes_) along_.push_back(along({axis.name}));
+  if (!has(kContext)) return;
+  samples_ = !has(kData) || (*this)[kData].size() == 1 ? (*this)[kContext]
+             : (*this)[kContext].size() == 1           ? (*this)[kData]
+                                                       : along({kData, kContext});
+}
+
+// The ranks that have this one's place on all other axes.
+World Mesh::along(const std::vector<std::string_view>& names) const {
+  std::vector<int> ranks = {world_.rank()};
+  std::string where;
   int stride = world_.size();  // between neighbours along an axis
   for (const MeshAxis& axis : axes_) {
     stride /= axis.size;
-    if (axis.size == world_.size()) {
-      along_.push_back(world_);
-      continue;
-    }
+    if (std::find(names.begin(), names.end(), axis.name) == names.end()) continue;
+    where += c10::str(where.empty() ? " along " : " and ", '"', axis.name, '"');
     const int place = world_.rank() / stride % axis.size;
-    std::vector<int> ranks;
-    for (int other = 0; other < axis.size; ++other) {
-      ranks.push_back(world_.rank() + (other - place) * stride);
+    std::vector<int> further;
+    for (const int rank : ranks) {
+      for (int other = 0; other < axis.size; ++other) {
+        further.push_back(rank + (other - place) * stride);
+      }
     }
-    along_.push_back(world_.subset(ranks, c10::str(world_.where(), " along \"", axis.name, '"')));
+    ranks = std::move(further);
   }
+  if (static_cast<int>(ranks.size()) == world_.size()) return world_;
+  return world_.subset(ranks, world_.where() + where);
+}
+
+const World& Mesh::samples() const {
+  return samples_ ? *samples_ : (*this)[kData];
 }
 
 const World& Mesh::operator[](std::string_view axis) const {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "parallel/context/split_attention.h"
 #include "zero/setup/wrapped_module.h"
 #include "zeropage/check.h"
 #include "zeropage/detail/model_part.h"
@@ -57,21 +58,40 @@ void check_stage(const comm::Mesh& mesh, const torch::nn::Module& module) {
            " ranks that are no axis \"pipeline\" of the mesh; make it over mesh[\"pipeline\"]");
 }
 
-const comm::World& data_axis(const comm::Mesh& mesh) {
+// axis: along which the ranks have different tokens of a sample; null where there is none.
+void check_context(const torch::nn::Module& module, const comm::World* axis) {
+  const std::string within = parallel::context::marked_within(module);
+  ZP_CHECK(within.empty(), "DistributedDataParallel: context_parallel() marked module \"", within,
+           "\" and not the module that is wrapped; mark that one");
+  const auto attention = parallel::context::split_attention_of(module);
+  if (attention == nullptr) return;
+  ZP_CHECK(axis != nullptr && &attention->world().communicator() == &axis->communicator(),
+           "DistributedDataParallel: context_parallel() marked the module over ",
+           attention->world().size(),
+           " ranks that are no axis \"context\" of the mesh; mark it over mesh[\"context\"]");
+  ZP_CHECK(
+      !model_part_of(module),
+      "DistributedDataParallel: context_parallel() marked a stage of a pipeline, whose forwards "
+      "no wrapper sees; call parallel::context_attention() in its layers, without the mark");
+}
+
+// The ranks whose gradients are averaged.
+const comm::World& ranks_of_samples(const comm::Mesh& mesh) {
   std::string names;
   for (const comm::MeshAxis& axis : mesh.axes()) {
     names += (names.empty() ? "\"" : ", \"") + axis.name + "\"";
     ZP_CHECK(
-        axis.size == 1 || axis.name == "data" || axis.name == "tensor" || axis.name == "pipeline",
+        axis.size == 1 || axis.name == "data" || axis.name == "context" || axis.name == "tensor" ||
+            axis.name == "pipeline",
         "DistributedDataParallel: the mesh's axis \"", axis.name, "\" has ", axis.size,
-        " ranks: expected axes \"pipeline\", \"data\" and \"tensor\"; wrap over a world, such as "
-        "mesh[\"data\"], and do yourself what ranks along the other axes are for");
+        " ranks: expected axes \"pipeline\", \"data\", \"context\" and \"tensor\"; wrap over a "
+        "world, such as mesh[\"data\"], and do yourself what ranks along the other axes are for");
   }
   ZP_CHECK(
       mesh.has("data"), "DistributedDataParallel: the mesh has the axes ", names,
       ": expected one that is named \"data\", whose ranks get other samples; add {\"data\", 1} "
       "where there is none");
-  return mesh["data"];
+  return mesh.samples();
 }
 
 }  // namespace
@@ -79,17 +99,20 @@ const comm::World& data_axis(const comm::Mesh& mesh) {
 DistributedDataParallelBase::DistributedDataParallelBase(
     const std::shared_ptr<torch::nn::Module>& module, comm::World world, const Options& options,
     const operators::ConstructionTape* tape)
-    : base_(module),
-      wrapped_(std::make_shared<zero::WrappedModule>(module, zero::RanksOfModel{world, world},
-                                                     options, tape)) {}
+    : base_(module) {
+  check_context(*module, &world);
+  wrapped_ = std::make_shared<zero::WrappedModule>(module, zero::RanksOfModel{world, world},
+                                                   options, tape);
+}
 
 DistributedDataParallelBase::DistributedDataParallelBase(
     const std::shared_ptr<torch::nn::Module>& module, const comm::Mesh& mesh,
     const Options& options, const operators::ConstructionTape* tape)
     : base_(module) {
-  const comm::World& data = data_axis(mesh);
+  const comm::World& data = ranks_of_samples(mesh);
   check_slices(mesh, *module);
   check_stage(mesh, *module);
+  check_context(*module, mesh.has("context") ? &mesh["context"] : nullptr);
   zero::RanksOfModel ranks{data, mesh.world()};
   if (const comm::World* const tensor = tensor_axis(mesh)) ranks.tensor = *tensor;
   wrapped_ = std::make_shared<zero::WrappedModule>(module, std::move(ranks), options, tape);
@@ -111,6 +134,10 @@ void DistributedDataParallelBase::before_forward(std::initializer_list<int64_t> 
   const auto* const first =
       std::find_if(samples.begin(), samples.end(), [](int64_t count) { return count != 0; });
   wrapped_->before_forward(first == samples.end() ? 0 : *first);
+}
+
+void DistributedDataParallelBase::check_forward() const {
+  wrapped_->check_forward();
 }
 
 std::shared_ptr<void> DistributedDataParallelBase::until_forward_ends() {

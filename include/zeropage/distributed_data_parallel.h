@@ -163,6 +163,7 @@ class DistributedDataParallelBase {
   void before_forward(std::initializer_list<int64_t> samples);
   // Tells the model of the end of its forward, which it has to outlive.
   [[nodiscard]] std::shared_ptr<void> until_forward_ends();
+  void check_forward() const;
   static memory::Kind kind_of_forward();
   // While it lives, the thread is in a forward, as an event sink sees it (zeropage/event_sink.h).
   static std::shared_ptr<void> range_of_forward();
@@ -236,7 +237,15 @@ class DistributedDataParallel final : public DistributedDataParallelBase {
     const memory::KindScope kind(kind_of_forward());
     const auto range = range_of_forward();
     try {
-      return module_->forward(input(std::forward<Arguments>(arguments))...);
+      if constexpr (std::is_void_v<decltype(module_->forward(
+                        input(std::forward<Arguments>(arguments))...))>) {
+        module_->forward(input(std::forward<Arguments>(arguments))...);
+        check_forward();
+      } else {
+        auto output = module_->forward(input(std::forward<Arguments>(arguments))...);
+        check_forward();
+        return output;
+      }
     } catch (c10::Error& error) {
       explain(error);
       throw;

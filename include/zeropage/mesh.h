@@ -14,6 +14,7 @@
 // Threads: as World.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -30,20 +31,27 @@ struct MeshAxis {
 class Mesh {
  public:
   // Collective. Throws on all ranks alike where the axes differ between ranks, a size is not positive, the sizes do not
-  // multiply to the world's, or a name is empty, twice there, or reserved ("context").
+  // multiply to the world's, or a name is empty or twice there.
   Mesh(const World& world, std::vector<MeshAxis> axes);
 
   // The ranks along that axis, with this one's place as its rank. Throws for an axis that there is not.
   const World& operator[](std::string_view axis) const;
+
+  // The ranks that have different tokens, and over which a model is sharded: those along "data", and along "context" where
+  // there is that axis (zeropage/context_parallel.h). Throws where there is neither.
+  const World& samples() const;
 
   const World& world() const { return world_; }
   const std::vector<MeshAxis>& axes() const { return axes_; }
   bool has(std::string_view axis) const;
 
  private:
+  World along(const std::vector<std::string_view>& names) const;
+
   World world_;
   std::vector<MeshAxis> axes_;
-  std::vector<World> along_;  // by axis
+  std::vector<World> along_;      // by axis
+  std::optional<World> samples_;  // none: as along "data"
 };
 
 }  // namespace zeropage::comm

@@ -326,8 +326,24 @@ TEST(MeshRefusalTest, AxesThatAreNoGridOfTheWorldAreRefusedOnAllRanks) {
   EXPECT_THAT(refusal_of({{"data", 2}, {"data", 2}}),
               StartsWith("Mesh: the axis name \"data\" is there twice"));
   EXPECT_THAT(refusal_of({{"", 4}}), StartsWith("Mesh: axis 0 has no name"));
-  EXPECT_THAT(refusal_of({{"context", 4}}),
-              StartsWith("Mesh: the axis name \"context\" is reserved; choose another"));
+}
+
+TEST(MeshTest, SamplesAreOfTheRanksAlongDataAndContext) {
+  run_ranks(8, [](World& world) {
+    const Mesh mesh(world, {{"data", 2}, {"tensor", 2}, {"context", 2}});
+    const World& samples = mesh.samples();
+    ASSERT_EQ(samples.size(), 4);
+    EXPECT_EQ(samples.rank(), 2 * mesh["data"].rank() + mesh["context"].rank());
+    EXPECT_EQ(samples.sum(1 << world.rank()), mesh["tensor"].rank() == 0 ? 0x33 : 0xCC);
+    const Mesh flat(world, {{"data", 8}});
+    EXPECT_EQ(&flat.samples().communicator(), &world.communicator());
+    const Mesh alone(world, {{"context", 4}, {"tensor", 2}});
+    EXPECT_EQ(&alone.samples().communicator(), &alone["context"].communicator());
+    const Mesh one(world, {{"data", 4}, {"context", 1}, {"tensor", 2}});
+    EXPECT_EQ(&one.samples().communicator(), &one["data"].communicator());
+    const Mesh none(world, {{"tensor", 8}});
+    EXPECT_ANY_THROW(none.samples());
+  });
 }
 
 TEST(MeshRefusalTest, AxesThatDifferBetweenRanksAreToldOnAllRanks) {

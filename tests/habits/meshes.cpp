@@ -2,6 +2,7 @@
 #include <sstream>
 
 #include "tests/habits/scripts.h"
+#include "zeropage/context_parallel.h"
 #include "zeropage/tensor_parallel.h"
 
 namespace zeropage::habits_of_meshes {
@@ -53,12 +54,69 @@ const int kTwice = is_refused(kGroup, "names two axes of a mesh alike", "\"data\
                               },
                               {.stages = {0}});
 
-const int kReserved = is_refused(kGroup, "names an axis \"context\"", "\"context\" is reserved",
-                                 "choose another name",
-                                 [](auto& run) {
-                                   Mesh(run.world(), {{"context", 2}});
-                                 },
-                                 {.stages = {0}});
+// Two ranks that have half of the tokens each; `change` gets what the script's attention returns.
+struct AttentiveImpl : torch::nn::Module {
+  AttentiveImpl() { linear = register_module("linear", torch::nn::Linear(8, 24)); }
+  torch::Tensor forward(const torch::Tensor& x) {
+    const auto parts = linear(x).view({x.size(0), x.size(1), 2, 12}).transpose(1, 2).chunk(3, -1);
+    if (by_hand) {
+      return torch::matmul(torch::softmax(torch::matmul(parts[0], parts[1].mT()), -1), parts[2]);
+    }
+    return torch::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0, true);
+  }
+  torch::nn::Linear linear{nullptr};
+  bool by_hand = false;
+};
+TORCH_MODULE(Attentive);
+
+torch::Tensor tokens_of(int step) {
+  return torch::linspace(-1, 1 + step, 2 * 8 * 8).view({2, 8, 8}).to(torch::kFloat);
+}
+
+const int kContext = add_habit(
+    {kGroup, "splits sequences over an axis \"context\" and trains a marked module", "", [] {
+       for (const int stage : {0, 1, 2, 3}) {
+         SCOPED_TRACE(::testing::Message() << "stage " << stage);
+         Attentive plain = make<Attentive>();
+         torch::optim::SGD by_hand(plain->parameters(), SGDOptions(0.1));
+         for (int step = 0; step < 3; ++step) {
+           plain(tokens_of(step)).square().mean().backward();
+           by_hand.step();
+           by_hand.zero_grad();
+         }
+         run_ranks(2, [&](World& world) {
+           const Setting setting{.stage = stage, .mode = Mode::kFp32, .ranks = 2};
+           const Mesh mesh(world, {{"data", 1}, {"context", 2}});
+           Attentive marked = make<Attentive>();
+           parallel::context_parallel(marked, mesh["context"]);
+           const OurRun run(world, setting);
+           DistributedDataParallel<Attentive> model(marked, mesh, run.options);
+           Optimizer<SGD> optimizer(model, SGDOptions(0.1));
+           for (int step = 0; step < 3; ++step) {
+             const auto x = parallel::split_context(tokens_of(step), 1, mesh["context"]);
+             model(x).square().mean().backward();
+             optimizer.step();
+             optimizer.zero_grad();
+           }
+           size_t index = 0;
+           visit_parameters(model, [&](const std::string& name, const torch::Tensor& is) {
+             EXPECT_TRUE(torch::allclose(is, plain->parameters()[index++], 1e-5, 1e-6)) << name;
+           });
+         });
+       }
+     }});
+
+const int kWrittenOut =
+    is_refused(kGroup, "writes attention out in a module that context_parallel() marked",
+               "ran no scaled_dot_product_attention", "call that operator, or context_attention()",
+               [](auto& run) {
+                 Attentive marked = make<Attentive>();
+                 marked->by_hand = true;
+                 parallel::context_parallel(marked, run.world());
+                 DistributedDataParallel<Attentive> model(marked, run.world(), run.options);
+                 model(tokens_of(0));
+               },
+               {.stages = {0}});
 
 const int kNoAxis = is_refused(kGroup, "asks a mesh for an axis that it does not have",
                                "no axis \"pipeline\" among \"data\" 1, \"tensor\" 2",

@@ -12,6 +12,7 @@
 #include <torch/nn/module.h>
 
 #include "operators/operator_labels.h"
+#include "parallel/context/split_attention.h"
 #include "zero/pages/buffer_sync.h"
 #include "zero/setup/sharded_model.h"
 #include "zeropage/options.h"
@@ -41,7 +42,10 @@ class WrappedModule {
   // Collective after parameters were unfrozen, and where buffers are broadcast.
   // samples: in dimension 0 of its first tensor; 0: not known.
   void before_forward(int64_t samples);
-  void after_forward();
+  // The forward has returned. Throws where attention was to run over a context axis and none did.
+  void check_forward() const;
+  // It has ended, also by an exception.
+  void after_forward() noexcept;
 
  private:
   void send_buffers_beside_gradients();
@@ -58,6 +62,10 @@ class WrappedModule {
   const std::shared_ptr<std::atomic<bool>> has_reduced_ =
       std::make_shared<std::atomic<bool>>(false);
   bool told_ = false;
+  // In the place of the module's attention; null where it is not over a context axis.
+  const std::shared_ptr<parallel::context::SplitAttention> attention_;
+  std::shared_ptr<operators::OperatorReplacement> replacement_before_;
+  int64_t attended_before_ = 0;
   std::unique_ptr<operators::OperatorLabels> labels_;  // null where memory is not limited
 };
 

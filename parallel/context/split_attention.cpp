@@ -1,0 +1,130 @@
+#include "parallel/context/split_attention.h"
+
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <torch/nn/modules/activation.h>
+
+#include "zeropage/check.h"
+
+namespace zeropage::parallel {
+namespace context {
+namespace {
+
+constexpr const char* kOperator = "aten::scaled_dot_product_attention";
+
+struct Mark {
+  std::weak_ptr<const torch::nn::Module> module;
+  std::shared_ptr<SplitAttention> attention;
+};
+
+// By the module, whose address another one may have once it is gone.
+class Marks {
+ public:
+  static Marks& all() {
+    static Marks marks;
+    return marks;
+  }
+  std::shared_ptr<SplitAttention> find(const torch::nn::Module& module) {
+    const std::lock_guard lock(mutex_);
+    const auto at = marks_.find(&module);
+    return at == marks_.end() || at->second.module.expired() ? nullptr : at->second.attention;
+  }
+  void add(const std::shared_ptr<const torch::nn::Module>& module,
+           std::shared_ptr<SplitAttention> attention) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(marks_, [](const auto& mark) { return mark.second.module.expired(); });
+    marks_[module.get()] = {module, std::move(attention)};
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<const torch::nn::Module*, Mark> marks_;
+};
+
+}  // namespace
+
+bool SplitAttention::replaces(const c10::OperatorHandle& handle) const {
+  return handle.schema().name() == kOperator;
+}
+
+void SplitAttention::run(torch::jit::Stack& stack) {
+  constexpr size_t kArguments = 8;
+  const auto argument = [&](size_t index) -> const c10::IValue& {
+    return torch::jit::peek(stack, index, kArguments);
+  };
+  const at::Tensor query = argument(0).toTensor();
+  const at::Tensor key = argument(1).toTensor();
+  ZP_CHECK(
+      argument(3).isNone(), kOperator,
+      " in a module that context_parallel() marked: expected no mask but is_causal, got one of ",
+      argument(3).isNone() ? at::IntArrayRef() : argument(3).toTensor().sizes(),
+      ", which has this rank's tokens alone; packed documents are an option of "
+      "context_attention()");
+  ZP_CHECK(argument(4).toDouble() == 0, kOperator,
+           " in a module that context_parallel() marked: expected no dropout of weights, got ",
+           argument(4).toDouble(), "; set it to 0, and drop outputs instead");
+  ZP_CHECK(
+      query.dim() != 4 || key.dim() != 4 || query.size(2) == key.size(2), kOperator,
+      " in a module that context_parallel() marked: expected keys of the queries' own tokens, got "
+      "queries ",
+      query.sizes(), " and keys ", key.sizes(),
+      "; attention to another sequence, or to a cache, is not split over ranks: run it on a module "
+      "that is not marked");
+  ZP_CHECK(argument(7).toBool() || query.dim() != 4 || query.size(1) == key.size(1), kOperator,
+           ": expected as many key heads as query heads without enable_gqa, got ", key.size(1),
+           " and ", query.size(1));
+  ++count_;
+  at::Tensor attended = context_attention(query, key, argument(2).toTensor(), world_,
+                                          {.is_causal = argument(5).toBool(),
+                                           .scale = argument(6).toOptional<double>(),
+                                           .form = form_,
+                                           .documents = {}});
+  torch::jit::drop(stack, kArguments);
+  stack.emplace_back(std::move(attended));
+}
+
+std::shared_ptr<SplitAttention> split_attention_of(const torch::nn::Module& module) {
+  return Marks::all().find(module);
+}
+
+std::string marked_within(const torch::nn::Module& module) {
+  for (const auto& child : module.named_modules("", /*include_self=*/false)) {
+    if (split_attention_of(*child.value()) != nullptr) return child.key();
+  }
+  return "";
+}
+
+}  // namespace context
+
+void context_parallel(torch::nn::Module& module, const comm::World& world, ContextForm form) {
+  for (const auto& child : module.named_modules("", /*include_self=*/false)) {
+    ZP_CHECK(
+        child.value()->as<torch::nn::MultiheadAttention>() == nullptr,
+        "context_parallel: module \"", child.key(),
+        "\" is a torch::nn::MultiheadAttention, which multiplies queries and keys itself and would "
+        "see this rank's tokens alone; use scaled_dot_product_attention between linear layers");
+    ZP_CHECK(context::split_attention_of(*child.value()) == nullptr, "context_parallel: module \"",
+             child.key(), "\" is marked already; mark the module that is wrapped, and no other");
+  }
+  context::Marks::all().add(module.shared_from_this(),
+                            std::make_shared<context::SplitAttention>(world, form));
+}
+
+ContextScope::ContextScope(const torch::nn::Module& module)
+    : before_(operators::current_replacement()) {
+  auto attention = context::split_attention_of(module);
+  ZP_CHECK(attention != nullptr,
+           "ContextScope: the module is not marked; call context_parallel(module, "
+           "mesh[\"context\"])");
+  operators::set_current_replacement(std::move(attention));
+}
+
+ContextScope::~ContextScope() {
+  operators::set_current_replacement(std::move(before_));
+}
+
+}  // namespace zeropage::parallel

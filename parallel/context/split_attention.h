@@ -1,0 +1,40 @@
+// Modules whose attention runs over a context axis, and what runs in its place.
+//
+// Threads: any.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include <torch/nn/module.h>
+
+#include "operators/operator_interceptor.h"
+#include "zeropage/context_parallel.h"
+
+namespace zeropage::parallel::context {
+
+// Runs context_attention() in the place of LibTorch's scaled_dot_product_attention.
+class SplitAttention final : public operators::OperatorReplacement {
+ public:
+  SplitAttention(const comm::World& world, ContextForm form) : world_(world), form_(form) {}
+
+  bool replaces(const c10::OperatorHandle& handle) const override;
+  void run(torch::jit::Stack& stack) override;
+
+  const comm::World& world() const { return world_; }
+  // How often it ran.
+  int64_t count() const { return count_; }
+
+ private:
+  const comm::World world_;
+  const ContextForm form_;
+  std::atomic<int64_t> count_ = 0;
+};
+
+// Null where context_parallel() did not mark the module.
+std::shared_ptr<SplitAttention> split_attention_of(const torch::nn::Module& module);
+// A module within it that is marked, by its name; "" where there is none.
+std::string marked_within(const torch::nn::Module& module);
+
+}  // namespace zeropage::parallel::context

@@ -62,10 +62,7 @@ void check_axes(const World& world, const std::vector<MeshAxis>& axes) {
 Mesh::Mesh(const World& world, std::vector<MeshAxis> axes) : world_(world), axes_(std::move(axes)) {
   check_axes(world_, axes_);
   for (const MeshAxis& axis : axes_) along_.push_back(along({axis.name}));
-  if (!has(kContext)) return;
-  samples_ = !has(kData) || (*this)[kData].size() == 1 ? (*this)[kContext]
-             : (*this)[kContext].size() == 1           ? (*this)[kData]
-                                                       : along({kData, kContext});
+  if (has(kContext) && (*this)[kContext].size() > 1) samples_ = along({kData, kContext});
 }
 
 // The ranks that have this one's place on all other axes.
@@ -86,12 +83,14 @@ World Mesh::along(const std::vector<std::string_view>& names) const {
     }
     ranks = std::move(further);
   }
-  if (static_cast<int>(ranks.size()) == world_.size()) return world_;
+  // Attention's messages do not wait behind gradients of the same ranks.
+  const bool is_context = names == std::vector{kContext} && ranks.size() > 1;
+  if (static_cast<int>(ranks.size()) == world_.size() && !is_context) return world_;
   return world_.subset(ranks, world_.where() + where);
 }
 
 const World& Mesh::samples() const {
-  return samples_ ? *samples_ : (*this)[kData];
+  return samples_ ? *samples_ : (*this)[has(kData) ? kData : kContext];
 }
 
 const World& Mesh::operator[](std::string_view axis) const {

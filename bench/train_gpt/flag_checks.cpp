@@ -135,6 +135,41 @@ void check_tensor(const Flags& flags) {
           "--checkpoint-activations selective, blocks or every:K");
 }
 
+// What there is not yet for samples that ranks share is refused.
+void check_context(const CLI::App& app, const Flags& flags) {
+  const auto given = [&](const char* flag) { return app.get_option(flag)->count() > 0; };
+  const auto require = [&](bool condition, const std::string& why) {
+    if (!condition) throw CLI::ValidationError(why);
+  };
+  require(
+      flags.context > 1 || !given("--context-form"),
+      "--context-form: is about samples that ranks share; use --context RANKS, or leave it out");
+  if (flags.context == 1) return;
+  const std::string who = c10::str("--context ", flags.context, ": ");
+  const bool launched = zeropage::comm::launched_by_environment();
+  const int ranks = launched ? zeropage::comm::read_place().world_size : flags.ranks;
+  require(ranks % flags.ranks_of_sample() == 0,
+          c10::str(who, "with --tensor ", flags.tensor, " does not divide the ", ranks,
+                   " ranks; expected a divisor"));
+  require(flags.model.sequence % (2 * flags.context) == 0,
+          c10::str(who, "expected --sequence in chunks of two for each rank, a multiple of ",
+                   2 * flags.context, ", got ", flags.model.sequence));
+  const int64_t heads = flags.model.heads / flags.tensor;
+  require(flags.context_form != "ulysses" || heads % flags.context == 0,
+          c10::str(who, "--context-form ulysses: does not divide ", heads,
+                   " heads of a rank, of which each computes some; use ring"));
+  require(flags.pipeline == 1, who + "not with --pipeline yet; leave one of them out");
+  require(flags.model.dropout == 0,
+          who + "attention over ranks drops no weights; leave --dropout out");
+  require(!flags.simulates(), who + "not in a simulated run yet; use --communicator auto");
+  require(
+      !given("--sample"),
+      who +
+          "a text that is written grows by a token, which no ranks can split; leave --sample out");
+  require(!flags.has_limits(),
+          who + "is in no plan of what fits; leave --device-memory and --host-memory out");
+}
+
 // What there is not yet for stages is refused.
 void check_pipeline(const CLI::App& app, const Flags& flags) {
   const auto given = [&](const char* flag) { return app.get_option(flag)->count() > 0; };
@@ -262,6 +297,7 @@ void check_launcher(const CLI::App& app, const Flags& flags) {
 void check_flags(const CLI::App& app, const Flags& flags) {
   check_values(flags);
   check_tensor(flags);
+  check_context(app, flags);
   check_pipeline(app, flags);
   check_simulation(app, flags);
   check_limits(app, flags);

@@ -133,6 +133,14 @@ constexpr auto table_of(std::type_identity<Flags>) {
                                          "slices of layers (tensor parallelism)",
                                  .flag = {"tensor", "RANKS="},
                                  .bounds = Bounds::positive()}),
+          field<&Flags::context>(
+              {.help = "Neighbouring ranks that have some of each sample's tokens (context "
+                       "parallelism)",
+               .flag = {"context", "RANKS="},
+               .bounds = Bounds::positive()}),
+          field<&Flags::context_form>({.help = "How attention runs over their tokens",
+                                       .words = "ring,ulysses",
+                                       .flag = {"context-form", "{}="}}),
           field<&Flags::pipeline>(
               {.help = "Ranks that have some of the layers each (pipeline parallelism)",
                .flag = {"pipeline", "RANKS="},

@@ -150,7 +150,7 @@ void solve_batch(const CLI::App& app, Flags& flags) {
       .micro_batch = given("--batch", flags.batch),
       .accumulation = given("--accumulate", flags.accumulator.micro_steps),
       .ranks = (launched ? zeropage::comm::read_place().world_size : flags.ranks) /
-               flags.ranks_of_model()};
+               flags.ranks_of_sample()};
   if (!sizes.micro_batch && !sizes.accumulation) sizes.micro_batch = flags.batch;
   try {
     const auto solved = zeropage::accumulate::solve_batch(sizes);

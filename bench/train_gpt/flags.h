@@ -84,6 +84,8 @@ struct Flags {
   int ranks = 1;
   int tensor = 1;    // ranks that compute a sample together
   int pipeline = 1;  // ranks that have some of the layers each
+  int context = 1;   // ranks that have some of a sample's tokens each
+  std::string context_form = "ring";
   std::string schedule = "1f1b";
   int chunks = 2;  // stages a rank, with the schedule "interleaved"
   std::string timeline_path;
@@ -114,6 +116,8 @@ struct Flags {
   torch::ScalarType dtype() const { return options.compute_dtype.value_or(torch::kFloat32); }
   // Ranks that have a model together.
   int ranks_of_model() const { return tensor * pipeline; }
+  // Ranks that train with a sample.
+  int ranks_of_sample() const { return ranks_of_model() * context; }
   int chunks_of_rank() const { return schedule == "interleaved" ? chunks : 1; }
   zeropage::parallel::ScheduleKind schedule_kind() const;
   // The learning rate of a step, counted from 0 and over all starts of the run.

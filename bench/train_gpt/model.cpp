@@ -1,6 +1,7 @@
 #include "bench/train_gpt/model.h"
 
 #include "zeropage/adafactor.h"
+#include "zeropage/context_parallel.h"
 #include "zeropage/lamb.h"
 #include "zeropage/muon.h"
 
@@ -25,7 +26,7 @@ zeropage::TensorParallelPlan slices_of_layers(const GptConfig& config, bool has_
 void seed_masks(const Places& places, const Flags& flags) {
   const zeropage::World* const stages = places.along("pipeline");
   const int rank =
-      (stages == nullptr ? 0 : stages->rank() * places.data.size()) + places.data.rank();
+      (stages == nullptr ? 0 : stages->rank() * places.samples.size()) + places.samples.rank();
   const auto stream = static_cast<uint64_t>(flags.model.dropout > 0 ? rank : 0);
   torch::manual_seed(splitmix64(splitmix64(flags.seed) + stream));
 }
@@ -144,8 +145,18 @@ Model make_model(const Places& places, const Flags& flags) {
   const auto construct = [&] { return Gpt(flags.model, flags.seed); };
   const auto wrapped = [&](auto module, const Gpt& gpt) -> Model {
     if (!places.mesh) return {std::move(module), world, flags.options};
-    zeropage::tensor_parallel(gpt, (*places.mesh)["tensor"],
-                              slices_of_layers(flags.model, /*has_embedding=*/true));
+    if (const zeropage::World* const slices = places.along("tensor")) {
+      zeropage::tensor_parallel(gpt, *slices,
+                                slices_of_layers(flags.model, /*has_embedding=*/true));
+    }
+    if (const zeropage::World* const context = places.along("context")) {
+      const bool by_heads = flags.context_form == "ulysses";
+      zeropage::parallel::context_parallel(gpt, *context,
+                                           by_heads ? zeropage::parallel::ContextForm::kUlysses
+                                                    : zeropage::parallel::ContextForm::kRing);
+      gpt.ptr()->set_positions(
+          zeropage::parallel::context_positions(flags.model.sequence, *context, world.device()));
+    }
     return {std::move(module), *places.mesh, flags.options};
   };
   const auto wrap = [&] {

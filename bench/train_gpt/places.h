@@ -10,12 +10,14 @@ namespace train_gpt {
 
 struct Places {
   zeropage::World all;
-  zeropage::World data;  // those that have this rank's slices and layers, and other samples
-  // "pipeline", those that have the other layers; "data"; and "tensor", those that compute this rank's samples with it.
-  // None where all ranks have other samples.
+  zeropage::World
+      data;  // those that have this rank's slices, layers and place in a sample, and other samples
+  zeropage::World samples;  // and those that have the other tokens of their samples
+  // "pipeline", those that have the other layers; "data"; "context", those that have the other tokens; and "tensor", those that
+  // compute this rank's tokens with it. None where all ranks have other samples.
   std::optional<zeropage::Mesh> mesh;
 
-  // --tensor: neighbours. Collective; throws where they do not divide the ranks.
+  // --tensor: neighbours; --context: those next to them. Collective; throws where they do not divide the ranks.
   static Places of(const zeropage::World& world, const Flags& flags);
 
   bool is_first() const { return all.rank() == 0; }

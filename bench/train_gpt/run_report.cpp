@@ -26,7 +26,7 @@ constexpr size_t kTableRanks = 3;
 
 // RankFigures as one row of integers, for the wire.
 constexpr int64_t kRowLength =
-    4 * static_cast<int64_t>(kKindCount) + 6 + 2 * 5 * static_cast<int64_t>(kAxes.size());
+    4 * static_cast<int64_t>(kKindCount) + 6 + 2 * static_cast<int64_t>(kOperations * kAxes.size());
 
 std::vector<int64_t> to_row(const RankFigures& figures) {
   std::vector<int64_t> row;

@@ -62,7 +62,7 @@ void SavedRun::resume(const TextData& data) {
 
 int SavedRun::end_step(const Progress& progress) {
   ++run_.step;
-  run_.samples += flags_.samples_per_step(model_.world().size());
+  run_.samples += flags_.samples_per_step(model_.world().size() / flags_.context);
   if (saver_ == nullptr) return 0;
   const int signal = flags_.state.saver.on_signal ? saver_->stop_signal() : 0;
   if (signal != 0 || (flags_.state.every > 0 && run_.step % flags_.state.every == 0))

@@ -8,6 +8,7 @@
 #include "examples/output_files/output_files.h"
 #include "examples/weights_hash/weights_hash.h"
 #include "zeropage/check.h"
+#include "zeropage/context_parallel.h"
 #include "zeropage/pipeline.h"
 #include "zeropage/schedule.h"
 
@@ -51,6 +52,14 @@ struct HeldOutWindows {
   const torch::Device device;
   const int64_t ranks, rank, windows;
 };
+
+// This rank's part of samples.
+Batch own_tokens(const Places& places, const Batch& batch) {
+  const zeropage::World* const context = places.along("context");
+  if (context == nullptr) return batch;
+  using zeropage::parallel::split_context;
+  return {split_context(batch.inputs, 1, *context), split_context(batch.targets, 1, *context)};
+}
 
 // How far an evaluation is, once it takes long.
 class HeldOutProgress {
@@ -116,7 +125,7 @@ void TrainedGpt::backward(const std::vector<Batch>& batches,
   if (whole_) {
     for (const Batch& batch : batches) {
       const auto micro_step = begin_micro_step(accumulator_->micro_step());
-      const Batch there = to_device(batch, places_.data.device());
+      const Batch there = own_tokens(places_, to_device(batch, places_.data.device()));
       accumulator_->backward(run_forward_([&] { return loss_of(*whole_, there); }));
     }
     return;
@@ -145,11 +154,11 @@ double TrainedGpt::held_out_loss(const TextData& data, int64_t count) {
     HeldOutProgress progress(places_.is_first());
     // All run forward as often: at stage 3 it is collective.
     for (int64_t index = 0; index < windows.count(); ++index) {
-      const auto loss = loss_of(*whole_, windows[index]);
+      const auto loss = loss_of(*whole_, own_tokens(places_, windows[index]));
       if (windows.counts(index)) mean.add(loss);
       progress.tell((index + 1) * windows.ranks, windows.windows);
     }
-    return mean.over(places_.data);
+    return mean.over(places_.samples);
   }
   std::vector<torch::Tensor> inputs;
   for (int64_t index = 0; index < windows.count(); ++index) {

@@ -172,7 +172,7 @@ int run_steps(const Places& places, const Flags& flags, const TextData& data, Tr
   };
   const auto finish = [&](const Enqueued& step) {
     run.step_seconds.push_back(step.timing.seconds());
-    run.loss.push_back(mean_over_ranks(world, step.timing.loss()));
+    run.loss.push_back(mean_over_ranks(places.samples, step.timing.loss()));
     const auto index = run.first_step + static_cast<int64_t>(run.loss.size()) - 1;
     note(index, step.report.report());
     ZP_CHECK(std::isfinite(run.loss.back()), "step ", index + 1, ": the loss is ", run.loss.back(),
@@ -276,6 +276,9 @@ void train(zeropage::comm::World& world, const Flags& given, const TextData& dat
     std::cout << run.parameters << " parameters on " << world.size()
               << (world.size() == 1 ? " rank" : " ranks");
     if (flags.tensor > 1) std::cout << ", " << flags.tensor << " of them to a sample";
+    if (flags.context > 1) {
+      std::cout << ", a sample's tokens over " << flags.context << " by " << flags.context_form;
+    }
     if (flags.pipeline > 1) {
       std::cout << ", in a pipeline of " << flags.pipeline << " by " << flags.schedule;
     }

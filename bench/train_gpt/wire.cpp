@@ -9,8 +9,9 @@ namespace train_gpt {
 using zeropage::comm::Traffic;
 using zeropage::comm::WireTraffic;
 
-std::array<Traffic*, 5> operations(WireTraffic& sent) {
-  return {&sent.all_gather, &sent.reduce_scatter, &sent.all_reduce, &sent.broadcast, &sent.pair};
+std::array<Traffic*, kOperations> operations(WireTraffic& sent) {
+  return {&sent.all_gather, &sent.reduce_scatter, &sent.all_reduce,
+          &sent.broadcast,  &sent.pair,           &sent.all_to_all};
 }
 
 WireTraffic SentByAxis::total() const {
@@ -47,8 +48,10 @@ SentByAxis sent_by_axis(TrainedGpt& trained, const Places& places) {
   for (const auto& [name, world] : worlds_of(trained.model())) {
     along(name) = world.communicator().wire_traffic();
   }
-  if (const zeropage::World* const slices = places.along("tensor")) {
-    along("tensor") = slices->communicator().wire_traffic();
+  for (const char* axis : {"context", "tensor"}) {
+    if (const zeropage::World* const world = places.along(axis)) {
+      along(axis) = world->communicator().wire_traffic();
+    }
   }
   along("pipeline") = trained.sent_along_pipeline();
   return sent;
@@ -60,7 +63,8 @@ nlohmann::json wire_json(int rank, const WireTraffic& sent, int64_t Traffic::*fi
           {"reduce_scatter", sent.reduce_scatter.*figure},
           {"all_reduce", sent.all_reduce.*figure},
           {"broadcast", sent.broadcast.*figure},
-          {"send", sent.pair.*figure}};
+          {"send", sent.pair.*figure},
+          {"all_to_all", sent.all_to_all.*figure}};
 }
 
 nlohmann::json axes_json(int rank, const SentByAxis& sent) {

@@ -17,23 +17,24 @@
 
 namespace train_gpt {
 
-constexpr std::array<std::string_view, 6> kAxes = {"data",      "shard",  "replica",
-                                                   "secondary", "tensor", "pipeline"};
+constexpr std::array<std::string_view, 7> kAxes = {"data",    "shard",  "replica", "secondary",
+                                                   "context", "tensor", "pipeline"};
 
-// By kAxes; zeros for what there is not (--shard-within, --secondary-shard-within, --tensor, --pipeline).
+// By kAxes; zeros for what there is not (--shard-within, --secondary-shard-within, --context, --tensor, --pipeline).
 struct SentByAxis {
   std::array<zeropage::comm::WireTraffic, kAxes.size()> axes;
 
   zeropage::comm::WireTraffic total() const;
 };
 
-// Those worlds of a model but the last two, by their axes.
+// Those worlds of a model but the last three, by their axes.
 std::vector<std::pair<std::string_view, zeropage::World>> worlds_of(
     const zeropage::DistributedDataParallelBase& model);
 SentByAxis sent_by_axis(TrainedGpt& trained, const Places& places);
 
 // The operations that training uses, in the order of the JSON.
-std::array<zeropage::comm::Traffic*, 5> operations(zeropage::comm::WireTraffic& sent);
+inline constexpr size_t kOperations = 6;
+std::array<zeropage::comm::Traffic*, kOperations> operations(zeropage::comm::WireTraffic& sent);
 
 // A rank's entry in "wire_bytes" or "wire_messages", and in "wire_bytes_by_axis".
 nlohmann::json wire_json(int rank, const zeropage::comm::WireTraffic& sent,

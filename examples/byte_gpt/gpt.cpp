@@ -79,7 +79,8 @@ void GptImpl::initialize(const GptConfig& config, uint64_t seed) {
 }
 
 torch::Tensor GptImpl::embed(const torch::Tensor& tokens) {
-  const auto positions = torch::arange(tokens.size(1), tokens.options());
+  const auto positions =
+      positions_.defined() ? positions_ : torch::arange(tokens.size(1), tokens.options());
   const auto x = token_embedding(tokens) + position_embedding(positions);
   // Who runs the parts apart may have them alone in its module.
   return at::dropout(x, dropout_, token_embedding->is_training());

@@ -60,6 +60,9 @@ class GptImpl : public torch::nn::Module {
   torch::Tensor embed(const torch::Tensor& tokens);
   torch::Tensor logits(const torch::Tensor& x);
 
+  // The positions of tokens in their sequences from now on, [length], int64; undefined: 0, 1, ...
+  void set_positions(torch::Tensor positions) { positions_ = std::move(positions); }
+
   // How forward runs the blocks from now on, such as in regions that are repeated in backward; empty:
   // plainly.
   void run_blocks_by(BlockLoop loop) { loop_ = std::move(loop); }
@@ -69,6 +72,7 @@ class GptImpl : public torch::nn::Module {
 
   double dropout_;
   BlockLoop loop_;
+  torch::Tensor positions_;
   torch::nn::Embedding token_embedding{nullptr};
   torch::nn::Embedding position_embedding{nullptr};
   torch::nn::ModuleList blocks{nullptr};

@@ -7,7 +7,8 @@
 // numbers the ranks of a host in a row, the last axes lie within hosts, and their ranks use shared memory.
 //
 // An axis is a world of its own, over the ranks that have this one's place on all other axes: by World::split()'s
-// rules, in the order of their places. An axis as long as the world is the world itself.
+// rules, in the order of their places. An axis as long as the world is the world itself, but for "context", whose
+// messages then have a world of their own.
 //
 // A Mesh is a handle: copies share its worlds. The last copy closes them; every rank should drop its own at the
 // same point of the program.

@@ -34,7 +34,7 @@ AttentionGradients attend_backward(const at::Tensor& gradient, const at::Tensor&
 // The dtype in which parts are merged, and gradients of keys added up.
 at::ScalarType merged_dtype(at::ScalarType dtype);
 
-// Of several parts of keys. Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
+// Attention to several parts of keys, merged (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018).
 class MergedAttention {
  public:
   // like: the queries.

@@ -30,7 +30,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> ring_backward(
 at::Tensor exchange_heads(const at::Tensor& given, bool to_heads, const RanksPointer& ranks,
                           const std::string& name);
 
-// Of all ranks, in the order of their ranks: [ranks, sizes]. tensor: of the same sizes on all.
+// The tensors of all ranks, in the order of their ranks: [ranks, sizes]. tensor: of the same sizes on all.
 at::Tensor gather_alike(const at::Tensor& tensor, const RanksPointer& ranks,
                         const std::string& name);
 

@@ -338,7 +338,7 @@ TEST(MeshTest, SamplesAreOfTheRanksAlongDataAndContext) {
     const Mesh flat(world, {{"data", 8}});
     EXPECT_EQ(&flat.samples().communicator(), &world.communicator());
     const Mesh alone(world, {{"context", 4}, {"tensor", 2}});
-    EXPECT_EQ(&alone.samples().communicator(), &alone["context"].communicator());
+    EXPECT_EQ(alone.samples().size(), 4);
     const Mesh one(world, {{"data", 4}, {"context", 1}, {"tensor", 2}});
     EXPECT_EQ(&one.samples().communicator(), &one["data"].communicator());
     const Mesh none(world, {{"tensor", 8}});

@@ -1,4 +1,4 @@
-// --tensor and --shard-within: every mesh trains to one rank's losses and norms.
+// --tensor, --context and --shard-within: every mesh trains to one rank's losses and norms.
 #include "tests/examples/train_gpt_run.h"
 
 namespace mesh_flags_test {
@@ -70,6 +70,48 @@ TEST_F(MeshFlagsTest, EveryMeshHasOneRanksLossesAndNorms) {
   for (const MeshFlags& mesh : {MeshFlags{4, 2, "--stage 3"}, MeshFlags{8, 4, "--stage 1"}}) {
     compare(one_in_float, mesh, in_float, {.first = 1e-6, .all = 1e-5});
   }
+}
+
+TEST_F(MeshFlagsTest, RanksThatShareSamplesHaveOneRanksLossesAndNorms) {
+  const std::string fixed = "--heads 8 --sequence 32 --clip-norm 1 --compute-dtype fp64 ";
+  const auto one = run(fixed + "--batch 4");
+  for (const char* shared :
+       {"--ranks 2 --context 2 --batch 4 --stage 3", "--ranks 4 --context 4 --batch 4 --stage 2",
+        "--ranks 4 --context 2 --batch 2 --stage 0",
+        "--ranks 4 --context 2 --tensor 2 --batch 4 --stage 1",
+        "--ranks 2 --context 2 --context-form ulysses --batch 4 --stage 3",
+        "--ranks 4 --context 2 --context-form ulysses --batch 2 --accumulate 1 --stage 1",
+        "--ranks 2 --context 2 --batch 2 --accumulate 2 --checkpoint-activations every:1"}) {
+    SCOPED_TRACE(shared);
+    const auto other = run(fixed + shared);
+    expect_close(other["loss"], one["loss"], {.first = 1e-12, .all = 1e-11});
+    expect_close(other["gradient_norm"], one["gradient_norm"], {.first = 1e-12, .all = 1e-11});
+    EXPECT_NEAR(other["held_out_loss"].get<double>() / one["held_out_loss"].get<double>(), 1,
+                1e-11);
+    EXPECT_GT(sent(other, "context", "send") + sent(other, "context", "all_to_all"), 0);
+  }
+}
+
+TEST_F(MeshFlagsTest, ARunWhoseRanksShareSamplesGoesOnWhereTheyDoNot) {
+  const std::string fixed = "--sequence 32 --compute-dtype fp64 ";
+  const auto whole = run(fixed + "--batch 4 --steps 6");
+  run(fixed + "--ranks 2 --context 2 --batch 4 --stage 3 --steps 3 --save " + path("run"));
+  const auto resumed =
+      run(fixed + "--ranks 2 --batch 2 --stage 1 --steps 6 --resume " + path("run"));
+  ASSERT_EQ(resumed["loss"].size(), 3U);
+  for (size_t step = 0; step < 3; ++step) {
+    EXPECT_NEAR(resumed["loss"][step].get<double>(), whole["loss"][step + 3].get<double>(), 1e-11);
+  }
+}
+
+TEST_F(MeshFlagsTest, WhatRanksThatShareSamplesCannotDoIsRefused) {
+  expect_refused(train_gpt("--ranks 2 --context 2 --sequence 34"), "a multiple of 4, got 34");
+  expect_refused(train_gpt("--ranks 3 --context 2"), "does not divide the 3 ranks");
+  expect_refused(train_gpt("--ranks 3 --context 3 --heads 4 --sequence 36 --context-form ulysses"),
+                 "does not divide 4 heads");
+  expect_refused(train_gpt("--ranks 2 --context 2 --dropout 0.1"), "leave --dropout out");
+  expect_refused(train_gpt("--ranks 2 --context 2 --sample 8"), "leave --sample out");
+  expect_refused(train_gpt("--context-form ulysses"), "use --context RANKS");
 }
 
 TEST_F(MeshFlagsTest, Fp64RefusesWhatIsInFp32Alone) {

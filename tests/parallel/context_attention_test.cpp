@@ -68,7 +68,7 @@ Whole whole_of(const Case& of) {
   };
   Whole whole{heads(kHeads), heads(of.key_heads), heads(of.key_heads), {}, heads(kHeads)};
   if (of.has_documents) {
-    // Of 7 and 17 tokens in one sample, of 1, 11 and 12 in the other.
+    // Documents of 7 and 17 tokens in one sample, of 1, 11 and 12 in the other.
     const auto run = [](int64_t document, int64_t tokens) {
       return torch::full({tokens}, document, torch::kLong);
     };

@@ -72,6 +72,10 @@ TEST_F(MeshFlagsTest, EveryMeshHasOneRanksLossesAndNorms) {
   }
 }
 
+int64_t sent(const nlohmann::json& of_run, const char* axis, const char* operation) {
+  return of_run["wire_bytes_by_axis"][0][axis][operation].get<int64_t>();
+}
+
 TEST_F(MeshFlagsTest, RanksThatShareSamplesHaveOneRanksLossesAndNorms) {
   const std::string fixed = "--heads 8 --sequence 32 --clip-norm 1 --compute-dtype fp64 ";
   const auto one = run(fixed + "--batch 4");
@@ -124,10 +128,6 @@ TEST_F(MeshFlagsTest, Fp64RefusesWhatIsInFp32Alone) {
     expect_refused(train_gpt(std::string("--compute-dtype fp64 ") + flags),
                    "use --compute-dtype bf16 or fp16");
   }
-}
-
-int64_t sent(const nlohmann::json& of_run, const char* axis, const char* operation) {
-  return of_run["wire_bytes_by_axis"][0][axis][operation].get<int64_t>();
 }
 
 TEST_F(MeshFlagsTest, ARankHoldsTheFormulasShardOfItsSlices) {

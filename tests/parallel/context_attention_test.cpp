@@ -492,6 +492,12 @@ TEST(ContextRefusalTest, OfAttentionThatIsNotSplit) {
                 }),
                 HasSubstr("ran no scaled_dot_product_attention"));
     EXPECT_THAT(error_with([&](const torch::Tensor& x) { return attention(x, x, {}, 0); }), "");
+    const AnyAttention module([&](const torch::Tensor& x) { return attention(x, x, {}, 0); });
+    parallel::context_parallel(module, world);
+    DistributedDataParallel model(module, world, {});
+    model(heads_of(2, 4)).sum().backward();
+    EXPECT_THAT(error_of([&] { module.ptr()->forward(heads_of(2, 4)).sum().backward(); }),
+                HasSubstr("call the wrapped model, model(x), and not the module"));
     EXPECT_EQ(operators::current_replacement(), nullptr) << "an error ends what is replaced";
   });
 }

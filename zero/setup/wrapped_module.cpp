@@ -64,8 +64,15 @@ void WrappedModule::send_buffers_beside_gradients() {
   }
   beside.hear = [buffers = buffers_, has_reduced = has_reduced_,
                  broadcasts = options_.broadcast_buffers, limits = sharded_.limits,
-                 facts = sharded_.facts](const uint8_t* written) {
+                 facts = sharded_.facts, attention = attention_,
+                 attended = int64_t{0}](const uint8_t* written) mutable {
     *has_reduced = true;
+    if (attention != nullptr) {
+      ZP_CHECK(
+          std::exchange(attended, attention->count()) != attention->count(),
+          "backward of a module that context_parallel() marked, whose attention saw this rank's "
+          "tokens alone: call the wrapped model, model(x), and not the module that it wraps");
+    }
     facts->end_backward(limits->activation_peak());
     if (broadcasts) buffers->broadcast_from_rank_zero(written);
   };

@@ -16,6 +16,7 @@
 #include "comm/gloo/gloo_communicator.h"
 #include "comm/shared_memory/shared_memory_communicator.h"
 #include "comm/two_level/two_level_communicator.h"
+#include "comm/world_fields.h"
 #include "device/stream.h"
 #include "zeropage/check.h"
 #include "zeropage/device.h"
@@ -29,7 +30,7 @@ using detail::SharedSegment;
 
 // A line of text for the other ranks: what worked, or why it did not.
 template <typename Action>
-std::string attempt(Action action) {
+std::string outcome_of(Action action) {
   try {
     return c10::str('+', action());
   } catch (const std::exception& error) {
@@ -59,23 +60,18 @@ Topology topology_of(const std::vector<std::string>& hosts) {
   return Topology(numbers);
 }
 
-// Whose bytes a communicator of the host moves.
-enum class Carried : uint8_t { kTensorsOfTheHost, kStagedTensors };
-
 struct SharedMemory {
   std::unique_ptr<HostLink> link;  // null: cannot be had
   std::string reason;
 };
 
-// Collective over the ranks of all hosts, each of which gets its own. Every rank learns of every
-// failure, so all come to the same end.
-SharedMemory meet_in_shared_memory(const CommunicatorOptions& options, const Topology& topology,
-                                   Carried carried) {
+// Collective over the ranks of all hosts, each of which gets its own.
+SharedMemory meet_in_shared_memory(const CommunicatorOptions& options, const Topology& topology) {
   const std::vector<int>& here = topology.ranks_of(topology.host_of(options.rank));
   const int maker = here.front();
   SharedSegment segment;
   const std::vector<std::string> made =
-      options.gather_text("shared memory", attempt([&] {
+      options.gather_text("shared memory", outcome_of([&] {
                             if (options.rank != maker) return std::string();
                             segment = SharedSegment::create(HostLink::segment_bytes(here.size()));
                             return segment.ticket();
@@ -86,7 +82,7 @@ SharedMemory meet_in_shared_memory(const CommunicatorOptions& options, const Top
   SharedMemory shared;
   std::optional<detail::StagingBuffer> staging;
   const std::vector<std::string> opened = options.gather_text(
-      "shared memory", attempt([&] {
+      "shared memory", outcome_of([&] {
         if (options.rank != maker) {
           segment = SharedSegment::open(made[static_cast<size_t>(maker)].substr(1),
                                         HostLink::segment_bytes(here.size()));
@@ -96,8 +92,8 @@ SharedMemory meet_in_shared_memory(const CommunicatorOptions& options, const Top
                                          .names = options.names},
                                .deadline = options.deadline,
                                .ends_at_deadline = false};
-        if (carried == Carried::kStagedTensors) {
-          // Memory that a driver has mapped may be closed to other processes.
+        if (device::has_streams(options.device.type())) {
+          // Tensors pass through memory that a driver has mapped, which may be closed to other processes.
           const at::Tensor sample = staging.emplace(options.device).take(1, at::kLong);
           link.peers.sample = static_cast<uint64_t*>(sample.data_ptr());
         }
@@ -114,26 +110,15 @@ SharedMemory meet_in_shared_memory(const CommunicatorOptions& options, const Top
   return shared;
 }
 
-std::unique_ptr<Communicator> make_host_communicator(const CommunicatorOptions& options,
-                                                     Carried carried) {
-  const Topology topology = topology_of(options.hosts);
-  const bool one_host = topology.hosts() == 1;
-  ZP_CHECK(options.transport != Transport::kShared || one_host,
-           "the shared-memory communicator was asked for, but the ranks are on several hosts; use "
-           "auto or gloo");
-  SharedMemory shared;
-  if (options.transport != Transport::kGloo && topology.hosts() < topology.size()) {
-    shared = meet_in_shared_memory(options, topology, carried);
-    if (shared.link && one_host)
-      return make_shared_memory_communicator(std::move(shared.link), options.watch);
-    ZP_CHECK(shared.link || options.transport != Transport::kShared,
-             "the shared-memory communicator was asked for, but cannot be had: ", shared.reason,
-             "; make room, or use gloo");
-    if (!shared.link && options.rank == 0 && options.says_what_is_slower) {
-      std::cerr << "zeropage: no shared memory between the ranks of a host (" << shared.reason
-                << "); all use Gloo over TCP, which is slower" << std::endl;
-    }
-  }
+// What comes of an attempt: a communicator, or why these ranks cannot have it. Neither of them where
+// the ranks' places rule it out and nobody would expect it.
+struct Attempt {
+  std::unique_ptr<Communicator> communicator;
+  std::string obstacle = "";
+};
+
+// here: links the ranks of this host; null: messages go between all ranks.
+Attempt connect(const CommunicatorOptions& options, std::unique_ptr<HostLink> here) {
   const detail::WatchedLink::Options messages{
       .store = c10::make_intrusive<c10d::PrefixStore>("gloo", options.store),
       .rank = options.rank,
@@ -147,14 +132,29 @@ std::unique_ptr<Communicator> make_host_communicator(const CommunicatorOptions& 
       .hosts = options.hosts,
   };
   try {
-    if (shared.link) {
-      return make_two_level_communicator(topology, std::move(shared.link), messages);
-    }
-    return make_gloo_communicator(messages);
+    if (!here) return {make_gloo_communicator(messages)};
+    return {make_two_level_communicator(topology_of(options.hosts), std::move(here), messages)};
   } catch (const std::exception& error) {
     options.fail_to_connect(error);
     throw;
   }
+}
+
+Attempt attempt_gloo(const CommunicatorOptions& options) {
+  return connect(options, nullptr);
+}
+
+Attempt attempt_shared_memory(const CommunicatorOptions& options) {
+  const Topology topology = topology_of(options.hosts);
+  const bool one_host = topology.hosts() == 1;
+  ZP_CHECK(options.transport != Transport::kShared || one_host,
+           "the shared-memory communicator was asked for, but the ranks are on several hosts; use "
+           "auto or gloo");
+  if (topology.hosts() == topology.size()) return {};
+  SharedMemory shared = meet_in_shared_memory(options, topology);
+  if (!shared.link) return {nullptr, shared.reason};
+  if (!one_host) return connect(options, std::move(shared.link));
+  return {make_shared_memory_communicator(std::move(shared.link), options.watch)};
 }
 
 // The first two ranks that compute on one device; "" if none do. devices: "+" and a device's name.
@@ -184,6 +184,58 @@ std::string why_no_nccl(const CommunicatorOptions& options) {
   return failure.empty() ? shared_device(devices, options.names) : failure;
 }
 
+Attempt attempt_nccl(const CommunicatorOptions& options) {
+  const bool on_host = !device::has_streams(options.device.type());
+  ZP_CHECK(
+      !on_host || options.transport != Transport::kNccl,
+      "NCCL was asked for, but this world is on ", options.device,
+      " and NCCL moves tensors of CUDA devices; set WorldOptions::device to c10::kCUDA, or use "
+      "auto, gloo or shared");
+  if (on_host) return {};
+  if (std::string obstacle = why_no_nccl(options); !obstacle.empty()) return {nullptr, obstacle};
+  CommunicatorOptions for_host = options;
+  for_host.transport = Transport::kAuto;
+  for_host.device = c10::kCPU;
+  return {make_nccl_communicator(
+      make_communicator(for_host),
+      {.store = c10::make_intrusive<c10d::PrefixStore>("nccl", options.store),
+       .device = options.device,
+       .order = options.reduction_order,
+       .deadline = options.deadline,
+       .names = options.names})};
+}
+
+struct Backend {
+  Transport transport;  // that asks for it
+  // Collective: every rank learns of every failure, so all come to the same end.
+  Attempt (*attempt)(const CommunicatorOptions& options);
+  // What errors call it, and what they advise where it was asked for and cannot be had.
+  const char* name = "";
+  const char* advice = "";
+  // What rank 0 says where kAuto goes on without it: what is missing, and what happens instead.
+  const char* absence = "";
+  const char* substitute = "";
+};
+
+// kAuto takes the first that the ranks can have.
+constexpr std::array kBackends = {
+    Backend{
+        .transport = Transport::kNccl,
+        .attempt = attempt_nccl,
+        .name = "NCCL",
+        .advice = "use auto or shared, which pass through the host, or give every rank a device",
+        .absence = "no NCCL between the ranks",
+        .substitute = "tensors pass through the host"},
+    Backend{.transport = Transport::kShared,
+            .attempt = attempt_shared_memory,
+            .name = "the shared-memory communicator",
+            .advice = "make room, or use gloo",
+            .absence = "no shared memory between the ranks of a host",
+            .substitute = "all use Gloo over TCP"},
+    Backend{.transport = Transport::kGloo, .attempt = attempt_gloo}};
+static_assert(kBackends.size() + 1 == words_of(std::type_identity<Transport>()).size(),
+              "each transport but auto has a backend");
+
 }  // namespace
 
 std::string host_identity() {
@@ -197,36 +249,22 @@ std::string host_identity() {
 }
 
 std::unique_ptr<Communicator> make_communicator(const CommunicatorOptions& options) {
-  const bool on_host = !device::has_streams(options.device.type());
-  ZP_CHECK(
-      !on_host || options.transport != Transport::kNccl,
-      "NCCL was asked for, but this world is on ", options.device,
-      " and NCCL moves tensors of CUDA devices; set WorldOptions::device to c10::kCUDA, or use "
-      "auto, gloo or shared");
-  if (on_host) return make_host_communicator(options, Carried::kTensorsOfTheHost);
-  const bool wants_nccl = options.transport == Transport::kNccl;
-  const bool may_have_nccl = wants_nccl || options.transport == Transport::kAuto;
-  const std::string obstacle = may_have_nccl ? why_no_nccl(options) : "";
-  ZP_CHECK(!wants_nccl || obstacle.empty(), "NCCL was asked for, but cannot be had: ", obstacle,
-           "; use auto or shared, which pass through the host, or give every rank a device");
-  CommunicatorOptions for_host = options;
-  if (wants_nccl) for_host.transport = Transport::kAuto;
-  const bool by_nccl = may_have_nccl && obstacle.empty();
-  std::unique_ptr<Communicator> host = make_host_communicator(
-      for_host, by_nccl ? Carried::kTensorsOfTheHost : Carried::kStagedTensors);
-  if (by_nccl) {
-    return make_nccl_communicator(
-        std::move(host), {.store = c10::make_intrusive<c10d::PrefixStore>("nccl", options.store),
-                          .device = options.device,
-                          .order = options.reduction_order,
-                          .deadline = options.deadline,
-                          .names = options.names});
+  for (const Backend& backend : kBackends) {
+    const bool is_asked_for = options.transport == backend.transport;
+    if (!is_asked_for && options.transport != Transport::kAuto) continue;
+    auto [communicator, obstacle] = backend.attempt(options);
+    if (communicator) {
+      if (communicator->moves(options.device)) return std::move(communicator);
+      return make_staged_communicator(std::move(communicator), options.device);
+    }
+    ZP_CHECK(!is_asked_for, backend.name, " was asked for, but cannot be had: ", obstacle, "; ",
+             backend.advice);
+    if (!obstacle.empty() && options.rank == 0 && options.says_what_is_slower) {
+      std::cerr << "zeropage: " << backend.absence << " (" << obstacle << "); "
+                << backend.substitute << ", which is slower" << std::endl;
+    }
   }
-  if (may_have_nccl && options.rank == 0 && options.says_what_is_slower) {
-    std::cerr << "zeropage: no NCCL between the ranks (" << obstacle
-              << "); tensors pass through the host, which is slower" << std::endl;
-  }
-  return make_staged_communicator(std::move(host), options.device);
+  TORCH_INTERNAL_ASSERT(false, "no backend for transport ", name(options.transport));
 }
 
 }  // namespace zeropage::comm

@@ -18,7 +18,7 @@ namespace {
 // What ranks threw, and who was first.
 class Failures {
  public:
-  explicit Failures(int ranks) : errors_(static_cast<size_t>(ranks)) {}
+  explicit Failures(int ranks) { errors_.resize(static_cast<size_t>(ranks)); }
 
   // The exception that is being handled.
   void note(int rank) {

@@ -257,7 +257,7 @@ class GlooCommunicator final : public Communicator {
 
   at::Tensor staging_for(const at::Tensor& like, int64_t numel, int index) {
     memory::KindScope kind(memory::Kind::kStaging);
-    if (staging_.empty()) staging_.resize(static_cast<size_t>(2 * (size() - 1)));
+    if (staging_.empty()) staging_.resize(2 * static_cast<size_t>(size() - 1));
     at::Tensor& buffer = staging_[static_cast<size_t>(index)];
     if (!buffer.defined()) buffer = at::empty({kSegmentBytes}, at::kByte);
     return buffer.view(like.scalar_type()).narrow(0, 0, numel);

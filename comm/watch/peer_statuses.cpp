@@ -12,8 +12,8 @@ constexpr int kMostRanks = 8;
 }  // namespace
 
 std::string tenths_of_seconds(std::chrono::steady_clock::duration time) {
-  const auto whole = std::chrono::duration_cast<std::chrono::milliseconds>(time);
-  return c10::str(static_cast<double>(whole.count() / 100) / 10.0, " s");
+  const auto whole = time / std::chrono::milliseconds(100);
+  return c10::str(static_cast<double>(whole) / 10.0, " s");
 }
 
 void PeerStatuses::listen(int other, const std::string& text) {

@@ -17,7 +17,7 @@ cd "$(dirname "$0")/.."
 
 programs=(examples/train_gpt examples/train_imagenet examples/train_resnet
           bench/bare_loop bench/optimizer_step bench/gradient_pass
-          tests/offload_test tests/cuda_test tests/comm_test tests/memory_test tests/train_gpt_cuda_test)
+          tests/optim_test tests/cuda_test tests/comm_test tests/base_memory_device_test tests/train_gpt_cuda_test)
 jobs=$(nproc)
 level=6
 builds=yes
@@ -73,7 +73,7 @@ done | sort -u | while read -r name file; do
   strip --strip-unneeded "$staged/lib/$name"
 done
 rm "$staged/site-packages"
-scripts/check_cuda_runtime.sh "$staged"/{examples/train_gpt,tests/offload_test,bench/optimizer_step}
+scripts/check_cuda_runtime.sh "$staged"/{examples/train_gpt,tests/optim_test,bench/optimizer_step}
 
 # The same files make the same archive. The dictionary sees all programs, which have the same library in them.
 tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -C "$staged" -cf - . |

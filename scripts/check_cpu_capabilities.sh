@@ -27,10 +27,10 @@ done
 settings=('AVX2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ZEROPAGE_CPU_CAPABILITY=avx2'
           'SSE4 ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=sse41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 ZEROPAGE_CPU_CAPABILITY=default')
 # Program and which of its tests: kernels, norms, and sums whose order follows the width of vectors.
-sample=('offload_test -*Cuda*:WorkerPool*:Nvme*:DeviceSpeed*'
+sample=('optim_test -*Cuda*:WorkerPool*'
         'parallel_test *SyncBatchNorm*:NormOverSlicesTest*'
         'proofs_test GradientNormTest.*:ClipTest.*:WideParityTest.*:*/ParityTest.*/1?'
-        'train_gpt_test PipelineFlagsTest.HasThe*')
+        'examples_test PipelineFlagsTest.HasThe*')
 logs=build/cpu_capabilities
 mkdir -p "$logs"
 

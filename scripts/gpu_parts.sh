@@ -24,7 +24,7 @@ part_build() {
 
 part_first() {
   passes "versions" 30 bash -c 'nvidia-smi; python3 --version; python3 -c "import torch; print(torch.__version__)"' || return
-  passes "libraries" 30 bash -c "libraries $built/examples/train_gpt && libraries $built/tests/offload_test" || return
+  passes "libraries" 30 bash -c "libraries $built/examples/train_gpt && libraries $built/tests/optim_test" || return
   train "three steps at stage 0" 60 "${small[@]}" --steps 3 --compute-dtype bf16 --stage 0 || return
   train "three steps at stage 3" 60 "${small[@]}" --steps 3 --compute-dtype bf16 --stage 3
   train "two ranks on one device" 60 "${small[@]}" --steps 3 --ranks 2 --stage 3
@@ -39,8 +39,8 @@ part_mends() {
     train "below a limit of $limit" 30 "${model[@]}" --device-memory $limit
     read_figures limits $limit "$out/below-a-limit-of-$limit.json"
   done
-  tests "page-locked memory" 30 "$built/tests/memory_test" --gtest_filter='*Cuda*'
-  tests "bits of NaN" 30 "$built/tests/offload_test" --gtest_filter='CudaCopyOutTest.*'
+  tests "page-locked memory" 30 "$built/tests/base_memory_device_test" --gtest_filter='*Cuda*'
+  tests "bits of NaN" 30 "$built/tests/optim_test" --gtest_filter='CudaCopyOutTest.*'
   return 0
 }
 
@@ -107,7 +107,7 @@ part_images() {
 }
 
 part_kernels() {
-  tests "kernels against the host's bits" 120 "$built/tests/offload_test" --gtest_filter='*Cuda*-WithoutCuda*'
+  tests "kernels against the host's bits" 120 "$built/tests/optim_test" --gtest_filter='*Cuda*-WithoutCuda*'
   tests "offload on the device" 120 "$built/tests/cuda_test"
   local between=':NcclRanksTest.*'
   [ "$(wc -l <<<"$devices")" -lt 2 ] || between=
@@ -217,8 +217,8 @@ part_sanitizer() {
   local kernels='*Cuda*-WithoutCuda*:*OnHost*'
   # LibTorch asks CUDA what may fail, and handles it. A cached segment hides what runs past a tensor.
   tests "compute-sanitizer memcheck" 360 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck \
-    --report-api-errors no --error-exitcode 9 "$built/tests/offload_test" "--gtest_filter=$kernels"
+    --report-api-errors no --error-exitcode 9 "$built/tests/optim_test" "--gtest_filter=$kernels"
   tests "compute-sanitizer racecheck" 360 compute-sanitizer --tool racecheck --report-api-errors no --error-exitcode 9 \
-    "$built/tests/offload_test" "--gtest_filter=$kernels"
+    "$built/tests/optim_test" "--gtest_filter=$kernels"
   return 0
 }

@@ -60,7 +60,7 @@ class RecordedArgument {
       case Form::kOptionalTensors: {
         c10::List<std::optional<at::Tensor>> list;
         for (const Tensor& kept : tensors_) {
-          const at::Tensor tensor = make(kept);
+          const at::Tensor& tensor = make(kept);
           list.push_back(tensor.defined() ? std::optional(tensor) : std::nullopt);
         }
         return list;

@@ -207,7 +207,8 @@ PipelineStage::PipelineStage(std::shared_ptr<torch::nn::Module> whole, PipelineL
       part_(make_part(*whole_, layers_, first_layers_, ranks)) {
   Listed own;
   for (int chunk = 0; chunk < chunks_; ++chunk) {
-    const auto stage = static_cast<size_t>(chunk * ranks.size() + ranks.rank());
+    const int of_all = chunk * ranks.size() + ranks.rank();
+    const auto stage = static_cast<size_t>(of_all);
     for (int64_t index = first_layers_[stage]; index < first_layers_[stage + 1]; ++index) {
       own.add(layers_[static_cast<size_t>(index)]);
     }
@@ -233,7 +234,8 @@ void PipelineStage::train(bool on) {
 }
 
 at::Tensor PipelineStage::forward(int chunk, const at::Tensor& input) {
-  const auto stage = static_cast<size_t>(chunk * part_->ranks.size() + part_->ranks.rank());
+  const int of_all = chunk * part_->ranks.size() + part_->ranks.rank();
+  const auto stage = static_cast<size_t>(of_all);
   std::vector<uint32_t> versions;
   for (const auto& [unused, buffer] : shared_buffers_) versions.push_back(buffer._version());
   at::Tensor x = input;

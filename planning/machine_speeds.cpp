@@ -88,9 +88,9 @@ comm::Link measure_link() {
     const double latency = of_gather(kShort);
     const double of_long = of_gather(kLong);
     if (world.rank() != 0) return;
-    constexpr double kSent = kLong / 2 * sizeof(float);
+    constexpr int64_t kSent = kLong / 2 * sizeof(float);
     link = {.latency_seconds = latency,
-            .bytes_per_second = kSent / std::max(1e-9, of_long - latency)};
+            .bytes_per_second = static_cast<double>(kSent) / std::max(1e-9, of_long - latency)};
   });
   return link;
 }

@@ -283,8 +283,7 @@ class GgufFile::Contents {
       in.refuse("a key of 1 to 65535 bytes", std::to_string(key.size()));
     }
     const auto type = in.value<uint32_t>("a value's type");
-    GgufValue value = read_value(in, type);
-    if (!metadata.emplace(key, std::move(value)).second) {
+    if (!metadata.emplace(key, read_value(in, type)).second) {
       in.refuse("each key once", in_quotes(key) + " twice");
     }
   }

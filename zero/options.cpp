@@ -263,8 +263,8 @@ void validate(const Options& options) {
            "options.minimum_sharded_bytes: expected 0 or more, got ",
            options.minimum_sharded_bytes);
   ZP_CHECK(options.stage.parameters || !has_any_of(options, kAboutShardedParameters),
-           "options.parameter_budget_bytes, prefetch_bytes, reshard and minimum_sharded_bytes are "
-           "about sharded parameters, and stage ",
+           "options.parameter_budget_bytes, prefetch_bytes, reshard, minimum_sharded_bytes "
+           "and secondary_shard_within are about sharded parameters, and stage ",
            text_of(options.stage), " keeps parameters whole; use stage 3 or leave them out");
 }
 

@@ -65,8 +65,8 @@ double product_flops(const at::Tensor& left, const at::Tensor& right) {
 // query [batch, heads, n, e], key [batch, heads, m, e], value [batch, heads, m, v]: scores and
 // their product with the values, without regard to a causal mask.
 double attention_flops(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
-  const double rows = static_cast<double>(query.numel() / std::max<int64_t>(query.size(-1), 1));
-  return 2 * rows * static_cast<double>(key.size(-2)) *
+  const int64_t rows = query.numel() / std::max<int64_t>(query.size(-1), 1);
+  return 2 * static_cast<double>(rows) * static_cast<double>(key.size(-2)) *
          static_cast<double>(query.size(-1) + value.size(-1));
 }
 
@@ -86,7 +86,8 @@ double convolution_flops(at::ArrayRef<c10::IValue> arguments) {
       return values.size() == 1 ? values[0] : values[static_cast<size_t>(axis - 2)];
     };
     const int64_t reach = at(dilation) * (weight.size(axis) - 1) + 1;
-    outputs *= static_cast<double>((input.size(axis) + 2 * at(padding) - reach) / at(stride) + 1);
+    const int64_t places = (input.size(axis) + 2 * at(padding) - reach) / at(stride) + 1;
+    outputs *= static_cast<double>(places);
   }
   return outputs * of_one;
 }

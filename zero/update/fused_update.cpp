@@ -75,8 +75,7 @@ class FusedUpdate final : public PageUpdate {
     on_values();
     for (const Call& call : calls_) {
       if (reads(call) == UpdateReads::kElement) continue;
-      optim::Stretch stretch = stretch_of(call, gradient, directions);
-      run(call, std::move(stretch), factors);
+      run(call, stretch_of(call, gradient, directions), factors);
     }
   }
 
@@ -181,7 +180,7 @@ class FusedUpdate final : public PageUpdate {
     stretch.copy_out = of_parts(part_.copy_out);
     stretch.remainders = of_parts(part_.remainders);
     stretch.adopts_copy = part_.adopts_copy;
-    run(call, std::move(stretch), factors);
+    run(call, stretch, factors);
   }
 
   // A single part's own, or all.

@@ -9,6 +9,7 @@
 #include "optim/worker_pool.h"
 #include "zero/update/factor_sums.h"
 #include "zeropage/check.h"
+#include "zeropage/event_sink.h"
 #include "zeropage/ledger.h"
 
 namespace zeropage::zero {

@@ -23,9 +23,9 @@ train: setup $(BUILD)/build.ninja ## train a GPT on real text for a minute, over
 	@$(NINJA_PROGRESS) cmake --build --preset release -j $(JOBS) --target train_gpt
 	@$(BUILD)/examples/train_gpt --ranks 2 --stage 1 --steps 3000 --seconds 60 --sample 400
 
-test: setup $(BUILD)/build.ninja ## build and run all tests but those of the benches
+test: setup $(BUILD)/build.ninja ## build and run all tests but those of the benches (STRICT=--strict: as CI does)
 	@$(NINJA_PROGRESS) cmake --build --preset release -j $(JOBS) --target tests
-	@scripts/run_tests.sh release $$((4 * $(JOBS))) -LE bench
+	@scripts/run_tests.sh $(STRICT) release $$((4 * $(JOBS))) -LE bench
 
 cuda: ## build everything with the CUDA runtime, for sm_80 and sm_90, in build/cuda; its tests need a GPU
 	@scripts/setup.sh --cuda

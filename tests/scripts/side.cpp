@@ -192,6 +192,8 @@ void Side::end_accumulation() {
 }
 
 size_t Side::run(size_t first) {
+  // A run that resumes has no gradients of the one before.
+  has_dropped_ = has_own_ = waits_for_average_ = false;
   for (at_ = first; at_ < script_.actions.size(); ++at_) {
     if (script_.actions[at_].does == Does::kResume) break;
     act(script_.actions[at_]);

@@ -43,5 +43,6 @@
 #include "zeropage/step_report.h"
 #include "zeropage/sync_batch_norm.h"
 #include "zeropage/tensor_parallel.h"
+#include "zeropage/touch_all.h"
 #include "zeropage/weight_average.h"
 #include "zeropage/world.h"

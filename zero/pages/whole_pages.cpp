@@ -6,6 +6,14 @@
 #include "zeropage/ledger.h"
 
 namespace zeropage::zero {
+namespace {
+
+constexpr const char* kHint =
+    ", which an operator on a parameter gathers, so all ranks run it alike (zeropage::touch_all(), "
+    "where they "
+    "run other modules of a list)";
+
+}  // namespace
 
 WholePages::WholePages(std::shared_ptr<const ParameterPages> pages,
                        std::shared_ptr<const PageMemory> memory,
@@ -13,7 +21,7 @@ WholePages::WholePages(std::shared_ptr<const ParameterPages> pages,
     : pages_(std::move(pages)), memory_(std::move(memory)), pager_index_(pages_->layouts().size()) {
   if (!shards_parameters(pages_->options())) return;
   paging::check_dispatcher();
-  auto made = std::make_unique<ShardSource>(pages_->shards(), "page", /*hint=*/"",
+  auto made = std::make_unique<ShardSource>(pages_->shards(), "page", kHint,
                                             memory::Kind::kParameter, pages_->worlds().secondary);
   ShardSource& source = *made;
   pager_ = paging::Pager::make(std::move(made), options);

@@ -141,6 +141,11 @@ double flops_of(const OperatorFacts& facts, at::ArrayRef<c10::IValue> arguments)
     if (right.dim() == 1) return 2 * static_cast<double>(arguments[1].toTensor().numel());
     return product_flops(arguments[1].toTensor(), right);
   }
+  // Each row is multiplied by one expert's [out, in] of a weight [experts, out, in].
+  if (facts.name == "zeropage::expert_linear") {
+    return 2 * static_cast<double>(arguments[0].toTensor().numel()) *
+           static_cast<double>(arguments[1].toTensor().size(1));
+  }
   if (is_attention(facts.name)) {
     return attention_flops(arguments[0].toTensor(), arguments[1].toTensor(),
                            arguments[2].toTensor());

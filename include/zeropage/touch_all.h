@@ -26,6 +26,7 @@ namespace zeropage {
 // parameter that a rank has not used gets a gradient of zeros there, at every stage; so optimizers that decay weights decay all.
 //
 // An expert that takes inputs of no rows needs none of this: run all of them on every rank, in one order.
+// parallel::Experts (zeropage/experts.h) does so at once, with less memory and time.
 //
 // modules: of the wrapped module, or all of a list. run: called once, with `input`; all that it computes from these parameters must
 // be in what it returns, and it must use no other sharded parameter on some ranks alone. Neither may be written to in place.

@@ -10,6 +10,7 @@
 #include "zeropage/communicator.h"
 #include "zeropage/device.h"
 #include "zeropage/distributed_data_parallel.h"
+#include "zeropage/experts.h"
 #include "zeropage/fit.h"
 #include "zeropage/fused.h"
 #include "zeropage/gathered_parameters.h"

@@ -5,7 +5,9 @@
 
 #include "tests/habits/scripts.h"
 #include "tests/harness/errors.h"
+#include "zeropage/experts.h"
 #include "zeropage/plan.h"
+#include "zeropage/touch_all.h"
 
 namespace zeropage::habits_of_modules {
 namespace {
@@ -505,6 +507,62 @@ const int kLoader = is_right(kGroup, "reads batches from a DataLoader with worke
   }
   return run.values(model);
 });
+
+// ---- Experts ----
+
+struct MixtureImpl : torch::nn::Module {
+  MixtureImpl() {
+    first = register_module("first", torch::nn::Linear(7, 8));
+    experts = register_module("experts", parallel::Experts(parallel::ExpertsOptions(8, 12, 4, 2)));
+    last = register_module("last", torch::nn::Linear(8, 7));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    const torch::Tensor y = first(x);
+    return last(y + experts(y));
+  }
+  torch::nn::Linear first{nullptr}, last{nullptr};
+  parallel::Experts experts{nullptr};
+};
+TORCH_MODULE(Mixture);
+
+const int kMixture =
+    is_right(kGroup, "has a mixture of experts, and each rank's tokens take others",
+             [](auto& run) { return trained<Mixture>(run); });
+
+// Each rank runs one of a list of experts, another one in each step.
+struct ListedImpl : torch::nn::Module {
+  ListedImpl() {
+    for (int expert = 0; expert < 4; ++expert) experts->push_back(torch::nn::Linear(7, 7));
+    register_module("experts", experts);
+    last = register_module("last", torch::nn::Linear(7, 7));
+  }
+  torch::Tensor forward(const torch::Tensor& x, int64_t chosen, bool touches) {
+    const auto run = [&](const torch::Tensor& x) {
+      return torch::tanh(experts[static_cast<size_t>(chosen)]->as<torch::nn::Linear>()->forward(x));
+    };
+    return last(touches ? touch_all(experts, x, run) : run(x));
+  }
+  torch::nn::ModuleList experts;
+  torch::nn::Linear last{nullptr};
+};
+TORCH_MODULE(Listed);
+
+template <typename Run>
+Values trained_experts(Run& run, bool touches) {
+  return trained_by<SGD, Listed>(run, SGDOptions(0.1), 4, [&](auto& model, int step) {
+    const Samples samples = samples_of(run.rank(), step);
+    const int64_t chosen = (step + 3 * run.rank()) % 4;
+    run.backward(loss_against(model(samples.inputs, chosen, touches), samples.targets));
+  });
+}
+
+const int kTouches = is_right(
+    kGroup, "runs other modules of a list on each rank, under touch_all()",
+    [](auto& run) { return trained_experts(run, /*touches=*/true); }, kInFp32);
+const int kDoesNotTouch =
+    is_refused(kGroup, "runs other modules of a list on each rank at stage 3",
+               "zeropage::touch_all()", "run them under `touch_all()`, or all of them on all ranks",
+               [](auto& run) { trained_experts(run, /*touches=*/false); }, {.stages = {3}});
 
 // ---- Planning ----
 

@@ -1,0 +1,128 @@
+// `Experts`: a mixture of experts, of which each token takes a few.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <ostream>
+
+#include <ATen/core/TensorBody.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/pimpl.h>
+
+#include "zeropage/world.h"
+
+// A feed-forward layer of many experts, of which a router chooses a few for each token (Shazeer et al., "Outrageously Large
+// Neural Networks", 2017; Fedus et al., "Switch Transformers", 2021).
+//
+//   parallel::Experts experts(parallel::ExpertsOptions(d, 4 * d, 8, 2));
+//   y = experts(x);                                      // [..., d] -> [..., d]
+//
+// For token x with scores s = scoring(router x), the k experts of the largest scores, and their weights g:
+//
+//   y = sum over those experts e of g_e w_down[e] (silu(w_gate[e] x) * (w_up[e] x))
+//
+// The experts' weights are stacked: one tensor for each matrix of all experts. So every rank runs the same operators on the
+// same parameters wherever its tokens go, at every stage of ZeRO, and an expert without tokens has a gradient of zeros, on a rank
+// that has no token at all too. At stage 3 the stacked weights of a layer are gathered as a whole.
+//
+// It works in checkpointed regions, under autocast, and with parameters and inputs of low precision: the router's scores and weights
+// are then computed in fp32. It works under a Recompute, at stage 3 where no rank is without tokens (docs/experts.md).
+//
+// Threads: as a module of LibTorch. Collective: nothing but update_balance(). A backward with create_graph=true throws.
+
+namespace zeropage::parallel {
+
+enum class Scoring : uint8_t {
+  kSoftmax,  // over all experts (Mixtral, Qwen)
+  kSigmoid,  // of each expert by itself (DeepSeek-V3)
+};
+
+enum class ExpertActivation : uint8_t {
+  kSwiglu,  // silu(w_gate x) * (w_up x), with three matrices an expert (Mixtral's w1, w3 and w2)
+  kGelu,    // gelu(w_up x) with the error function; two matrices an expert
+};
+
+struct ExpertsOptions {
+  ExpertsOptions(int64_t d_model, int64_t d_hidden, int64_t experts, int64_t active)
+      : d_model(d_model), d_hidden(d_hidden), experts(experts), active(active) {}
+  int64_t d_model;   // features of a token
+  int64_t d_hidden;  // features between an expert's matrices
+  int64_t experts;
+  int64_t active;  // experts of a token, 1 to `experts`
+
+  Scoring scoring = Scoring::kSoftmax;
+  // A token's weights are divided by their sum. false: they are the scores themselves.
+  bool normalise = true;
+  ExpertActivation activation = ExpertActivation::kSwiglu;
+
+  // Factor of the loss that evens out how often experts are chosen (Fedus et al. 2021, equation 4, in the form of Mixtral):
+  // balance_loss E sum over experts e of f_e P_e. f_e: choices of e for each token, without a gradient; P_e: the mean over tokens
+  // of e's probability, which for kSigmoid is its part in the sum of a token's scores. It is balance_loss times `active` where experts
+  // are chosen evenly. Of this rank's tokens of one forward. 0: none.
+  double balance_loss = 0;
+  // Step of the balance without a loss (Wang et al., "Auxiliary-Loss-Free Load Balancing", 2024; DeepSeek-V3): each expert has a
+  // bias that is added to its scores where experts are chosen, and not in the weights. update_balance() moves it. 0: none.
+  double balance_bias_rate = 0;
+
+  // Bounds the tokens of an expert in one forward to capacity_factor T k / E, rounded up, for T tokens of this rank. What is
+  // beyond, in the order of tokens, is dropped: the expert adds nothing to that token, whose other weights stay as they are. So
+  // does it in evaluation. Unset: no token is dropped.
+  std::optional<double> capacity_factor;
+};
+
+class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl> {
+ public:
+  // Draws parameters as torch::nn::Linear draws its weight. Throws unless all sizes are 1 or more, 1 <= active <= experts, a
+  // capacity factor is above 0, and the balance's numbers are 0 or more.
+  explicit ExpertsImpl(const ExpertsOptions& options);
+  void reset() override;
+
+  // input: [..., d_model], of the weights' dtype and device; under autocast of any floating-point dtype. Any number of tokens, also
+  // none. Returns the input's sizes.
+  //
+  // Kept for backward, for n = tokens * active: 2 n d_model + 3 n d_hidden elements (kGelu: 2 n d_hidden), and in fp32 the
+  // input and some numbers an expert and token. Bits: on the host they do not depend on the number of threads beyond what
+  // LibTorch's matrix products do. On CUDA bf16 runs LibTorch's grouped products without a wait; other dtypes, and widths that are no
+  // multiples of 16 bytes, wait for the number of tokens of each expert.
+  // Throws for a last size other than d_model, other dtypes and devices.
+  torch::Tensor forward(const torch::Tensor& input);
+
+  // The sum of the losses of balance that training forwards with gradients have added since the last call; each is given once. A
+  // scalar, fp32 (fp64 for fp64), with a gradient; zero where there is none. Call it once for each backward, and add it:
+  //
+  //   loss = criterion(model(x), y);
+  //   loss = loss + model->experts->auxiliary_loss();     // a line of its own: C++ may compute the right side of a + first
+  //
+  // So it is scaled and averaged as the loss is, over micro-steps and ranks. Several layers: add that of each. Repetitions of
+  // a checkpointed region add nothing; what the region's forward added may be taken within the region or behind it.
+  // forward() throws where 32 forwards have added losses that nobody has taken, since their graphs stay until then.
+  torch::Tensor auxiliary_loss();
+
+  // Moves the bias of each expert by balance_bias_rate, up where it was chosen less often than the mean of all experts, and
+  // down where more often, over training forwards with gradients of all ranks since the last call. Call it once for each step
+  // of the optimizer, after step() and before the state is saved. Collective over `world`: the ranks whose tokens differ. Costs
+  // World::sum() of `experts` numbers. Without balance_bias_rate it throws; where no token came the bias stays.
+  void update_balance(const comm::World& world);
+
+  void pretty_print(std::ostream& stream) const override;
+
+  torch::Tensor router;        // [experts, d_model]
+  torch::Tensor w_up;          // [experts, d_hidden, d_model]
+  torch::Tensor w_gate;        // the same; undefined without kSwiglu
+  torch::Tensor w_down;        // [experts, d_model, d_hidden]
+  torch::Tensor balance_bias;  // [experts], fp32, a buffer; undefined without balance_bias_rate
+
+ private:
+  at::ScalarType computed_in(const torch::Tensor& input) const;
+  torch::Tensor scores_of(const torch::Tensor& tokens) const;
+  void note(const torch::Tensor& load, const torch::Tensor& loss);
+
+  ExpertsOptions options_;
+  torch::Tensor
+      load_;  // [experts], int64: choices since update_balance(), of this rank, so that it is no buffer
+  torch::Tensor untaken_loss_;  // []; undefined where there is none
+  int untaken_ = 0;             // forwards in it
+};
+TORCH_MODULE(Experts);
+
+}  // namespace zeropage::parallel

@@ -1,0 +1,242 @@
+// Experts on several ranks train as on one, at every stage, with other numbers of tokens on each rank.
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tests/harness/ranks.h"
+#include "zeropage/zeropage.h"
+
+namespace zeropage::experts_sharded_test {
+namespace {
+
+using namespace zeropage::testing;
+using memory::operator""_KiB;
+using parallel::Experts;
+using parallel::ExpertsOptions;
+using torch::Tensor;
+using torch::optim::SGD;
+using torch::optim::SGDOptions;
+
+constexpr int64_t kWidth = 8;
+
+ExpertsOptions options_of(parallel::Scoring scoring) {
+  ExpertsOptions options(kWidth, 12, 6, 2);
+  options.scoring = scoring;
+  options.balance_loss = 0.05;
+  options.balance_bias_rate = 0.001;
+  return options;
+}
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    first = register_module("first", Experts(options_of(parallel::Scoring::kSoftmax)));
+    norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
+    second = register_module("second", Experts(options_of(parallel::Scoring::kSigmoid)));
+    head = register_module("head", torch::nn::Linear(kWidth, kWidth));
+  }
+  Tensor forward(Tensor x) {
+    x = x + first(x);
+    x = x + second(norm(x));
+    return head(x);
+  }
+  Tensor auxiliary_loss() { return first->auxiliary_loss() + second->auxiliary_loss(); }
+  void update_balance(const World& world) {
+    first->update_balance(world);
+    second->update_balance(world);
+  }
+  Experts first{nullptr}, second{nullptr};
+  torch::nn::LayerNorm norm{nullptr};
+  torch::nn::Linear head{nullptr};
+};
+TORCH_MODULE(Net);
+
+Net make_net(torch::Dtype dtype = torch::kDouble) {
+  static std::mutex generator;
+  const std::lock_guard lock(generator);
+  torch::manual_seed(5);
+  Net net;
+  net->to(dtype);
+  return net;
+}
+
+// Other numbers of tokens on each rank, and none on the second one in most steps.
+int64_t tokens_of(int rank, int step) {
+  return rank == 1 && step % 3 != 2 ? 0 : 3 + 5 * rank + step % 4;
+}
+
+Tensor batch_of(int rank, int step, int64_t tokens) {
+  auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(100 * step + rank));
+  return torch::randn({1, tokens, kWidth}, generator, torch::kDouble);
+}
+
+// A sum, which is defined without tokens.
+Tensor loss_of(const Tensor& outputs) {
+  return outputs.square().sum() / 20;
+}
+
+struct Script {
+  int steps = 4;
+  int micro_steps = 1;
+  std::function<int64_t(int rank, int step)> tokens = &tokens_of;
+};
+
+// By plain LibTorch in one process: the mean of the ranks' losses.
+std::vector<Tensor> plainly_trained(int ranks, const Script& script) {
+  Net net = make_net();
+  SGD optimizer(net->parameters(), SGDOptions(0.05).momentum(0.9));
+  run_ranks(1, [&](World& alone) {
+    for (int step = 0; step < script.steps; ++step) {
+      optimizer.zero_grad();
+      for (int micro = 0; micro < script.micro_steps; ++micro) {
+        const int at = step * script.micro_steps + micro;
+        for (int rank = 0; rank < ranks; ++rank) {
+          const Tensor loss = loss_of(net(batch_of(rank, at, script.tokens(rank, at))));
+          ((loss + net->auxiliary_loss()) / (ranks * script.micro_steps)).backward();
+        }
+      }
+      optimizer.step();
+      net->update_balance(alone);
+    }
+  });
+  std::vector<Tensor> values = net->parameters();
+  for (const Tensor& buffer : net->buffers()) values.push_back(buffer);
+  return values;
+}
+
+enum class How { kPlainly, kInARegion, kRecomputed };
+
+// One forward, in that way.
+template <typename Model>
+Tensor forward(Model& model, const Tensor& x, How how, checkpointing::Recompute& recompute) {
+  if (how == How::kInARegion) return checkpoint([&](const Tensor& x) { return model(x); }, x);
+  std::optional<ActivationScope> scope;
+  if (how == How::kRecomputed) scope.emplace(recompute);
+  return model(x);
+}
+
+RecomputeOptions recompute_all() {
+  RecomputeOptions everything = RecomputeOptions::selective();
+  everything.least_bytes = 1;
+  return everything;
+}
+
+void expect_as_plain(int ranks, int stage, const Script& script,
+                     const std::function<How(int step)>& how, double tolerance) {
+  at::set_num_threads(1);
+  const std::vector<Tensor> expected = plainly_trained(ranks, script);
+  run_ranks(ranks, [&](World& world) {
+    Options options;
+    options.stage = stage_of(stage);
+    options.page_bytes = 4_KiB;
+    options.update_by = UpdateBy::kClass;
+    DistributedDataParallel<Net> model(make_net(), world, options);
+    Optimizer<SGD> optimizer(model, SGDOptions(0.05).momentum(0.9));
+    Accumulator accumulator(model, {.micro_steps = script.micro_steps});
+    checkpointing::Recompute recompute = zeropage::recompute(model, recompute_all());
+    for (int step = 0; step < script.steps; ++step) {
+      for (int micro = 0; micro < script.micro_steps; ++micro) {
+        const int at = step * script.micro_steps + micro;
+        const Tensor x = batch_of(world.rank(), at, script.tokens(world.rank(), at));
+        const Tensor loss = loss_of(forward(model, x, how(step), recompute));
+        accumulator.backward(loss + model->auxiliary_loss());
+      }
+      accumulator.step(optimizer);
+      model->update_balance(world);
+    }
+    const GatheredParameters gathered(model);
+    std::vector<Tensor> actual = model.module()->parameters();
+    for (const Tensor& buffer : model.buffers()) actual.push_back(buffer);
+    ASSERT_EQ(actual.size(), expected.size());
+    for (size_t i = 0; i < actual.size(); ++i) {
+      EXPECT_LE((actual[i].detach() - expected[i].detach()).abs().max().item<double>(), tolerance)
+          << i << " on rank " << world.rank();
+    }
+  });
+}
+
+class ShardedExpertsTest : public ::testing::TestWithParam<std::tuple<int, int, How>> {};
+
+TEST_P(ShardedExpertsTest, TrainAsOnOneRank) {
+  const auto [stage, ranks, how] = GetParam();
+  Script script;
+  // A Recompute keeps what is small, such as all that a rank without tokens has, and at stage 3 ranks must repeat the same.
+  if (how == How::kRecomputed && stage == 3) {
+    script.tokens = [](int rank, int) -> int64_t { return 3 + 5 * rank; };
+  }
+  expect_as_plain(
+      ranks, stage, script, [how = how](int) { return how; }, 1e-12);
+}
+
+std::string way_of(const ::testing::TestParamInfo<std::tuple<int, int, How>>& info) {
+  constexpr const char* kWays[] = {"Plainly", "InARegion", "Recomputed"};
+  return c10::str("AtStage", std::get<0>(info.param), "On", std::get<1>(info.param), "Ranks",
+                  kWays[static_cast<int>(std::get<2>(info.param))]);
+}
+
+INSTANTIATE_TEST_SUITE_P(StagesRanksAndWays, ShardedExpertsTest,
+                         ::testing::Combine(::testing::Values(0, 1, 2, 3), ::testing::Values(2, 4),
+                                            ::testing::Values(How::kPlainly, How::kInARegion,
+                                                              How::kRecomputed)),
+                         way_of);
+
+TEST(ShardedExpertsTest, AccumulateMicroStepsAsOnOneRank) {
+  Script script;
+  script.micro_steps = 3;
+  for (const int stage : {1, 3})
+    expect_as_plain(
+        2, stage, script, [](int) { return How::kPlainly; }, 1e-12);
+}
+
+TEST(ShardedExpertsTest, RunThreeHundredStepsOfRandomTokensWithoutDrift) {
+  Script script;
+  script.steps = 300;
+  script.tokens = [](int rank, int step) {
+    std::mt19937 random(static_cast<unsigned>(1000 * rank + step));
+    return random() % 4 == 0 ? int64_t{0} : static_cast<int64_t>(random() % 17);
+  };
+  const auto how = [](int step) { return static_cast<How>(step / 7 % 2); };
+  expect_as_plain(3, 3, script, how, 1e-9);
+}
+
+TEST(ShardedExpertsTest, TrainInBf16UnderMasterWeights) {
+  at::set_num_threads(1);
+  std::vector<double> losses(2);
+  run_ranks(2, [&](World& world) {
+    Options options;
+    options.stage = stage_of(3);
+    options.page_bytes = 4_KiB;
+    options.compute_dtype = torch::kBFloat16;
+    DistributedDataParallel<Net> model(make_net(torch::kFloat), world, options);
+    Optimizer<SGD> optimizer(model, SGDOptions(0.05));
+    for (int step = 0; step < 20; ++step) {
+      optimizer.zero_grad();
+      const Tensor x = batch_of(world.rank(), 0, 8).to(torch::kFloat);
+      const Tensor loss = loss_of(model(x).to(torch::kFloat));
+      (loss + model->auxiliary_loss()).backward();
+      optimizer.step();
+      model->update_balance(world);
+      if (world.rank() == 0) losses[step == 0 ? 0 : 1] = loss.item<double>();
+    }
+    EXPECT_EQ(model->first->balance_bias.scalar_type(), torch::kFloat);
+  });
+  EXPECT_LT(losses[1], 0.7 * losses[0]);
+}
+
+TEST(ShardedExpertsTest, ArePlannedWithoutAToken) {
+  const Tensor x = torch::zeros({4, 16, kWidth}, torch::kDouble);
+  const Plan plan = zeropage::plan(
+      [] { return make_net(); }, std::make_tuple(x), {.ranks = 2},
+      {.tiers = {Tier::kDevice}, .stages = {3}, .policies = {CheckpointPolicy::kNone}});
+  EXPECT_GT(plan.forecasts.front().at_peak[Tier::kDevice].activations(), 0);
+}
+
+}  // namespace
+}  // namespace zeropage::experts_sharded_test

@@ -270,6 +270,16 @@ TEST(ExpertsTest, GroupedProductsOfLibTorchHaveTheValuesOfTheLoop) {
   }
 }
 
+// By which a Recompute keeps what takes a product to compute again.
+TEST(ExpertsTest, AreProductsOfMatricesToRegions) {
+  Experts layer = make_experts(options_of());
+  const auto flops = [] { return checkpointing::recompute_statistics().forward_flops; };
+  const double before = flops();
+  checkpoint([&](const Tensor& tokens) { return layer(tokens); }, tokens_of(12, 4));
+  constexpr int64_t kOfExperts = 3 * kActive * kWidth * kHidden, kOfRouter = kWidth * kExperts;
+  EXPECT_EQ(flops() - before, 2 * 12 * (kOfExperts + kOfRouter));
+}
+
 // ---- the balance ----
 
 TEST(ExpertsTest, AnAuxiliaryLossIsTakenOnceAndIsTheSumOfItsForwards) {

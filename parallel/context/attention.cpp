@@ -19,7 +19,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr const char* kWho = "context_attention";
+constexpr const char* kAttentionName = "context_attention";
 
 class RingAttention : public torch::autograd::Function<RingAttention> {
  public:
@@ -38,7 +38,7 @@ class RingAttention : public torch::autograd::Function<RingAttention> {
   }
   static variable_list backward(AutogradContext* kept, const variable_list& gradients) {
     const std::string name = kept->saved_data["name"].toStringRef();
-    detail::refuse_second_derivative(kWho, name);
+    detail::refuse_second_derivative(kAttentionName, name);
     const variable_list saved = kept->get_saved_variables();
     const auto documents = saved[5].defined() ? std::optional<at::Tensor>(saved[5]) : std::nullopt;
     auto [of_query, of_key, of_value] = context::ring_backward(
@@ -62,7 +62,7 @@ class ExchangeHeads : public torch::autograd::Function<ExchangeHeads> {
   }
   static variable_list backward(AutogradContext* kept, const variable_list& gradients) {
     const std::string name = kept->saved_data["name"].toStringRef();
-    detail::refuse_second_derivative(kWho, name);
+    detail::refuse_second_derivative(kAttentionName, name);
     return {context::exchange_heads(gradients[0], !kept->saved_data["to_heads"].toBool(),
                                     kept->saved_data["ranks"].toCustomClass<Ranks>(), name),
             at::Tensor(), at::Tensor(), at::Tensor()};
@@ -77,7 +77,7 @@ at::Tensor in_dtype_of_autocast(const at::Tensor& tensor) {
 
 void check_tensors(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                    const ContextAttentionOptions& options) {
-  ZP_CHECK(query.dim() == 4 && key.dim() == 4, kWho,
+  ZP_CHECK(query.dim() == 4 && key.dim() == 4, kAttentionName,
            ": expected query, key and value [batch, heads, length / ranks, head size], got ",
            query.sizes(), ", ", key.sizes(), " and ", value.sizes(),
            "; transpose(1, 2) of [batch, length / ranks, heads, head size]");
@@ -86,26 +86,27 @@ void check_tensors(const at::Tensor& query, const at::Tensor& key, const at::Ten
       key.sizes() == value.sizes() && heads > 0 && query.size(0) == key.size(0) &&
           query.size(1) % heads == 0 && query.size(2) == key.size(2) &&
           query.size(3) == key.size(3),
-      kWho,
+      kAttentionName,
       ": expected a key and a value alike, of the query's sizes but for a number of heads that "
       "divides its ",
       query.size(1), ", got ", query.sizes(), ", ", key.sizes(), " and ", value.sizes());
-  ZP_CHECK(query.numel() > 0 && query.size(2) % 2 == 0, kWho,
+  ZP_CHECK(query.numel() > 0 && query.size(2) % 2 == 0, kAttentionName,
            ": expected two chunks of as many tokens, got ", query.sizes(),
            "; split the sequence by split_context()");
   const at::ScalarType dtype = query.scalar_type();
   ZP_CHECK(key.scalar_type() == dtype && value.scalar_type() == dtype &&
                (dtype == at::kDouble || dtype == at::kFloat || dtype == at::kBFloat16 ||
                 dtype == at::kHalf),
-           kWho, ": expected query, key and value in one of fp64, fp32, bf16 and fp16, got ", dtype,
-           ", ", key.scalar_type(), " and ", value.scalar_type());
+           kAttentionName,
+           ": expected query, key and value in one of fp64, fp32, bf16 and fp16, got ", dtype, ", ",
+           key.scalar_type(), " and ", value.scalar_type());
   const at::Tensor& documents = options.documents;
   ZP_CHECK(!documents.defined() ||
                (documents.sizes() == at::IntArrayRef({query.size(0), query.size(2)}) &&
                 at::isIntegralType(documents.scalar_type(), /*includeBool=*/false) &&
                 documents.device() == query.device()),
-           kWho, ": documents: expected integers [", query.size(0), ", ", query.size(2), "] on ",
-           query.device(), ", got ",
+           kAttentionName, ": documents: expected integers [", query.size(0), ", ", query.size(2),
+           "] on ", query.device(), ", got ",
            documents.defined() ? c10::str(documents.scalar_type(), " ", documents.sizes(), " on ",
                                           documents.device())
                                : "none");
@@ -163,8 +164,8 @@ at::Tensor context_attention(const at::Tensor& given_query, const at::Tensor& gi
   const double scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(query.size(3))));
   // Ranks compare it with every message.
   const std::string name =
-      c10::str(kWho, " of ", query.sizes(), " in ", query.scalar_type(), ", ", key.size(1),
-               " key heads", options.is_causal ? ", causal" : "",
+      c10::str(kAttentionName, " of ", query.sizes(), " in ", query.scalar_type(), ", ",
+               key.size(1), " key heads", options.is_causal ? ", causal" : "",
                options.documents.defined() ? ", documents" : "", ", scale ", scale);
   const RanksPointer ranks = ranks_of(world);
   if (options.form == ContextForm::kUlysses) {

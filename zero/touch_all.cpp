@@ -1,7 +1,7 @@
 #include "zeropage/touch_all.h"
 
 #include <algorithm>
-#include <optional>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -40,7 +40,7 @@ class KeptPages : public torch::CustomClassHolder {
 
   // Outside the trace, by which ranks decide what else to gather: what is done with pages that are kept so leaves none either.
   void keep() {
-    pins_.emplace();
+    pins_ = std::make_unique<paging::Pins>();
     for (const Tensor& parameter : parameters_) {
       const c10::StorageImpl& storage = *parameter.storage().unsafeGetStorageImpl();
       if (!paging::is_paged(storage)) continue;
@@ -55,7 +55,7 @@ class KeptPages : public torch::CustomClassHolder {
 
  private:
   variable_list parameters_;
-  std::optional<paging::Pins> pins_;
+  std::unique_ptr<paging::Pins> pins_;  // its destructor may throw, and this one may not
 };
 using Pages = c10::intrusive_ptr<KeptPages>;
 

@@ -88,7 +88,9 @@ class ExpertLinear : public torch::autograd::Function<ExpertLinear> {
     static const auto gradient_of =
         operator_of("zeropage::expert_weight_gradient", &weight_gradient);
     const auto saved = context->get_saved_variables();
-    const Tensor &rows = saved[0], weight = saved[1], ends = saved[2];
+    const Tensor& rows = saved[0];
+    const Tensor& weight = saved[1];
+    const Tensor& ends = saved[2];
     const bool all = context->saved_data["all"].toBool();
     const Tensor gradient = gradients[0].contiguous();
     Tensor of_rows, of_weight;

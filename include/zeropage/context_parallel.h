@@ -110,7 +110,8 @@ at::Tensor context_attention(const at::Tensor& query, const at::Tensor& key,
                              const ContextAttentionOptions& options = {});
 
 // This rank's part of dimension `dim` of a batch that all ranks of `context` have: a copy of chunks r and 2 P - 1 - r.
-// Throws unless its length is a multiple of 2 P. Not collective; gradients go to this rank's part.
+// Throws unless its length is a multiple of 2 P. Not collective; gradients go to this rank's part. Ranks must split the same wholes in
+// the same order: attention compares a hash of the last one on the host.
 at::Tensor split_context(const at::Tensor& whole, int64_t dim, const comm::World& context);
 
 // The positions in the whole sequence of this rank's tokens: [length / P], int64, ascending.

@@ -1,4 +1,7 @@
+#include <algorithm>
 #include <cmath>
+#include <functional>
+#include <string_view>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -68,6 +71,23 @@ class ExchangeHeads : public torch::autograd::Function<ExchangeHeads> {
             at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
+
+// A hash of what this thread split last; 0: nothing, or on a device, which it would wait for. Ranks along the axis have the same
+// samples, so attention compares it: a sampler that goes by the rank of the whole world gives them others.
+uint64_t& hash_of_last_split() {
+  thread_local uint64_t hash = 0;
+  return hash;
+}
+
+uint64_t hash_of(const at::Tensor& whole) {
+  if (!whole.device().is_cpu() || whole.numel() == 0) return 0;
+  // The beginnings of two samples differ, and embeddings may be large.
+  constexpr size_t kMostBytes = 1 << 20;
+  const at::Tensor contiguous = whole.detach().contiguous();
+  const std::string_view bytes(static_cast<const char*>(contiguous.const_data_ptr()),
+                               std::min(contiguous.nbytes(), kMostBytes));
+  return std::hash<std::string_view>()(bytes);
+}
 
 at::Tensor in_dtype_of_autocast(const at::Tensor& tensor) {
   const c10::DeviceType device = tensor.device().type();
@@ -163,10 +183,12 @@ at::Tensor context_attention(const at::Tensor& given_query, const at::Tensor& gi
   check_tensors(query, key, value, options);
   const double scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(query.size(3))));
   // Ranks compare it with every message.
+  constexpr uint64_t kShown = 1'000'000;
   const std::string name =
       c10::str(kAttentionName, " of ", query.sizes(), " in ", query.scalar_type(), ", ",
                key.size(1), " key heads", options.is_causal ? ", causal" : "",
-               options.documents.defined() ? ", documents" : "", ", scale ", scale);
+               options.documents.defined() ? ", documents" : "", ", scale ", scale,
+               ", after a split of #", hash_of_last_split() % kShown);
   const RanksPointer ranks = ranks_of(world);
   if (options.form == ContextForm::kUlysses) {
     return attend_by_heads(query, key, value, options, scale, ranks, name);
@@ -179,6 +201,7 @@ at::Tensor context_attention(const at::Tensor& given_query, const at::Tensor& gi
 at::Tensor split_context(const at::Tensor& whole, int64_t dim, const comm::World& world) {
   const int64_t length = whole.size(dim);
   context::check_length("split_context", length, world.size());
+  hash_of_last_split() = hash_of(whole);
   return whole.index_select(
       dim, context::positions_of(length, world.rank(), world.size()).to(whole.device()));
 }

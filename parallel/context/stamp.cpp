@@ -35,8 +35,10 @@ void Stamp::check(const comm::World& world) const {
     ZP_CHECK(
         all.const_data_ptr<int64_t>()[index] == hash_, name_, ": ", "rank ",
         world.global_rank(ranks_[index]),
-        " has other sizes, another dtype or scale, or is causal or packed where this rank is not; "
-        "ranks along the axis must call it alike");
+        " has other sizes, another dtype or scale, is causal or packed where this rank is not, or "
+        "gave split_context() another batch; ranks along the axis must call it alike on parts of "
+        "the "
+        "same samples, so let samplers go by mesh[\"data\"]");
   }
 }
 

@@ -456,6 +456,18 @@ TEST(ContextRefusalTest, OfRanksThatDifferNamesBoth) {
   }
 }
 
+TEST(ContextRefusalTest, OfRanksThatReadOtherSamplesNamesOne) {
+  for (const ContextForm form : {ContextForm::kRing, ContextForm::kUlysses}) {
+    EXPECT_THAT(error_of_ranks([&](World& world) {
+                  // A sampler that goes by the rank of the world.
+                  const torch::Tensor batch = torch::full({1, 2, 8, 4}, 1.0 + world.rank());
+                  const torch::Tensor q = parallel::split_context(batch, 2, world);
+                  parallel::context_attention(q, q, q, world, {.form = form});
+                }),
+                AnyOf(HasSubstr("another batch"), HasSubstr("after a split of #")));
+  }
+}
+
 struct AnyAttentionImpl : torch::nn::Module {
   explicit AnyAttentionImpl(std::function<torch::Tensor(torch::Tensor)> attend)
       : attend(std::move(attend)) {

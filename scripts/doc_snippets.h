@@ -12,6 +12,7 @@
 #include <torch/torch.h>
 
 #include "zeropage/adafactor.h"
+#include "zeropage/context_parallel.h"
 #include "zeropage/event_sink.h"
 #include "zeropage/fit.h"
 #include "zeropage/lamb.h"

@@ -90,7 +90,7 @@ void register_host_memory(void* data, int64_t bytes) {
       cudaHostRegister(data, static_cast<size_t>(bytes), cudaHostRegisterPortable);
   // It stays in CUDA's per-thread state, where LibTorch's next check would find it.
   if (result != cudaSuccess) cudaGetLastError();
-  ZP_CHECK(result == cudaSuccess, "CUDA does not page-lock ", format_bytes(bytes),
+  ZP_CHECK(result == cudaSuccess, "CUDA does not page-lock ", memory::format_bytes(bytes),
            " of host memory: ", cudaGetErrorString(result),
            "; the host or a limit of its driver has less: use more ranks or machines");
 }

@@ -7,17 +7,13 @@
 #include <type_traits>
 
 #include <ATen/ATen.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 
 #include "fused/cpu/loops.h"
+#include "operators/operator_handle.h"
 
 namespace zeropage::fused {
 
-// A typed handle of zeropage::<name>, registered with the function's signature.
-template <typename Function>
-auto operator_of(const char* name, Function* /*signature*/) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Function>();
-}
+using operators::operator_of;
 
 // The dtype of what is computed between an operator's inputs and outputs.
 inline at::ScalarType wide_type(const at::Tensor& tensor) {

@@ -1,8 +1,8 @@
 #include "parallel/rank_operators.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include "operators/operator_handle.h"
 #include "parallel/detail/kernels.h"
 
 namespace zeropage::parallel {
@@ -32,11 +32,6 @@ TORCH_LIBRARY_IMPL(zeropage, CompositeExplicitAutograd, library) {
   library.impl("batch_norm_statistics", &detail::compute_batch_norm_statistics);
 }
 
-template <typename Function>
-auto find_operator(const char* name, Function* /*signature*/) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Function>();
-}
-
 }  // namespace
 
 void register_ranks() {
@@ -45,20 +40,22 @@ void register_ranks() {
 
 at::Tensor all_reduce(const at::Tensor& tensor, comm::ReduceOp op, const RanksPointer& ranks,
                       const std::string& name) {
-  static const auto handle = find_operator("zeropage::all_reduce", &detail::compute_all_reduce);
+  static const auto handle =
+      operators::operator_of("zeropage::all_reduce", &detail::compute_all_reduce);
   return handle.call(tensor, static_cast<int64_t>(op), ranks, name);
 }
 
 at::Tensor all_gather(const at::Tensor& slice, at::IntArrayRef sizes, int64_t dim,
                       const RanksPointer& ranks, const std::string& name) {
-  static const auto handle = find_operator("zeropage::all_gather", &detail::compute_all_gather);
+  static const auto handle =
+      operators::operator_of("zeropage::all_gather", &detail::compute_all_gather);
   return handle.call(slice, sizes, dim, ranks, name);
 }
 
 at::Tensor reduce_scatter(const at::Tensor& tensor, at::IntArrayRef sizes, int64_t dim,
                           const RanksPointer& ranks, const std::string& name) {
   static const auto handle =
-      find_operator("zeropage::reduce_scatter", &detail::compute_reduce_scatter);
+      operators::operator_of("zeropage::reduce_scatter", &detail::compute_reduce_scatter);
   return handle.call(tensor, sizes, dim, ranks, name);
 }
 
@@ -66,8 +63,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> batch_norm_statistics(
     const at::Tensor& input, const std::optional<at::Tensor>& running_mean,
     const std::optional<at::Tensor>& running_var, double momentum, const RanksPointer& ranks,
     const std::string& name) {
-  static const auto op =
-      find_operator("zeropage::batch_norm_statistics", &detail::compute_batch_norm_statistics);
+  static const auto op = operators::operator_of("zeropage::batch_norm_statistics",
+                                                &detail::compute_batch_norm_statistics);
   return op.call(input, running_mean, running_var, momentum, ranks, name);
 }
 

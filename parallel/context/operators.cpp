@@ -3,9 +3,9 @@
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
+#include "operators/operator_handle.h"
 #include "parallel/context/chunks.h"
 #include "parallel/context/ring.h"
 #include "parallel/context/stamp.h"
@@ -114,11 +114,6 @@ TORCH_LIBRARY_IMPL(zeropage, CompositeExplicitAutograd, library) {
   library.impl("context_gather_alike", &compute_gather_alike);
 }
 
-template <typename Function>
-auto find_operator(const char* name, Function* /*signature*/) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Function>();
-}
-
 }  // namespace
 
 std::tuple<at::Tensor, at::Tensor> ring_forward(const at::Tensor& query, const at::Tensor& key,
@@ -127,7 +122,8 @@ std::tuple<at::Tensor, at::Tensor> ring_forward(const at::Tensor& query, const a
                                                 double scale, bool is_causal,
                                                 const RanksPointer& ranks,
                                                 const std::string& name) {
-  static const auto handle = find_operator("zeropage::context_ring_forward", &compute_ring_forward);
+  static const auto handle =
+      operators::operator_of("zeropage::context_ring_forward", &compute_ring_forward);
   return handle.call(query, key, value, documents, scale, is_causal, ranks, name);
 }
 
@@ -137,7 +133,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> ring_backward(
     const std::optional<at::Tensor>& documents, double scale, bool is_causal,
     const RanksPointer& ranks, const std::string& name) {
   static const auto handle =
-      find_operator("zeropage::context_ring_backward", &compute_ring_backward);
+      operators::operator_of("zeropage::context_ring_backward", &compute_ring_backward);
   return handle.call(gradient, query, key, value, output, log_sum, documents, scale, is_causal,
                      ranks, name);
 }
@@ -145,13 +141,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> ring_backward(
 at::Tensor exchange_heads(const at::Tensor& given, bool to_heads, const RanksPointer& ranks,
                           const std::string& name) {
   static const auto handle =
-      find_operator("zeropage::context_exchange_heads", &compute_exchange_heads);
+      operators::operator_of("zeropage::context_exchange_heads", &compute_exchange_heads);
   return handle.call(given, to_heads, ranks, name);
 }
 
 at::Tensor gather_alike(const at::Tensor& tensor, const RanksPointer& ranks,
                         const std::string& name) {
-  static const auto handle = find_operator("zeropage::context_gather_alike", &compute_gather_alike);
+  static const auto handle =
+      operators::operator_of("zeropage::context_gather_alike", &compute_gather_alike);
   return handle.call(tensor, ranks, name);
 }
 

@@ -106,62 +106,72 @@ class Meeting {
   Form form_;
 };
 
-}  // namespace
-
-Attended ring_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-                        const RingOptions& options, const comm::World& world,
-                        const std::string& name) {
-  MergedAttention merged(query);
+// Calls visit(meeting, keys, values) with each rank's block as it comes around, while the next one is on its way. keys, values: that
+// meet this rank's queries, repeated for their heads. Returns what came with the blocks, to be compared.
+template <typename Visit>
+Stamp go_around(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                const RingOptions& options, const comm::World& world, const std::string& name,
+                const Visit& visit) {
   Stamp stamp(name);
   KeyBlock block(key, value, stamp);
   for (int turns = 0; turns < world.size(); ++turns) {
     std::optional<Turn> turn;
     if (turns + 1 < world.size()) turn.emplace(block.message(), world, name);
     const Meeting meeting(query, owner_after(turns, world), options, world);
-    const auto of_keys = [&](const at::Tensor& all) {
+    const auto meet = [&](const at::Tensor& all) {
       return repeat_heads(meeting.of_keys(all), query.size(1));
     };
-    merged.add(attend(meeting.of_queries(query), of_keys(block.key()), of_keys(block.value()),
-                      meeting.form()),
-               meeting.block().first_query);
+    visit(meeting, meet(block.key()), meet(block.value()));
     if (!turn) break;
     block = KeyBlock(turn->wait(), key.sizes());
     stamp.note(block.message(), owner_after(turns + 1, world));
   }
-  stamp.check(world);
+  return stamp;
+}
+
+}  // namespace
+
+Attended ring_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                        const RingOptions& options, const comm::World& world,
+                        const std::string& name) {
+  MergedAttention merged(query);
+  go_around(query, key, value, options, world, name,
+            [&](const Meeting& meeting, const at::Tensor& keys, const at::Tensor& values) {
+              merged.add(attend(meeting.of_queries(query), keys, values, meeting.form()),
+                         meeting.block().first_query);
+            })
+      .check(world);
   return merged.whole();
 }
 
-// The gradients of a block follow it by one turn: each rank adds its part, and the last one sends them home.
+// The gradients of a block follow it by one turn: each rank adds its part, and the last one sends them home. What forward has
+// compared is not compared again.
 AttentionGradients ring_attention_backward(const at::Tensor& gradient, const at::Tensor& query,
                                            const at::Tensor& key, const at::Tensor& value,
                                            const Attended& whole, const RingOptions& options,
                                            const comm::World& world, const std::string& name) {
   const at::TensorOptions merged = query.options().dtype(merged_dtype(query.scalar_type()));
   const at::Tensor of_query = at::zeros(query.sizes(), merged);
-  KeyBlock block(key, value, Stamp(name));
-  std::optional<Turn> gradients_turn;
-  at::Tensor of_block;
   std::vector<int64_t> of_both = {2};
   of_both.insert(of_both.end(), key.sizes().begin(), key.sizes().end());
-  for (int turns = 0; turns < world.size(); ++turns) {
-    std::optional<Turn> turn;
-    if (turns + 1 < world.size()) turn.emplace(block.message(), world, name);
-    const Meeting meeting(query, owner_after(turns, world), options, world);
-    const auto of_keys = [&](const at::Tensor& all) {
-      return repeat_heads(meeting.of_keys(all), query.size(1));
-    };
-    const AttentionGradients part = attend_backward(
-        meeting.of_queries(gradient), meeting.of_queries(query), of_keys(block.key()),
-        of_keys(block.value()),
-        {meeting.of_queries(whole.output), meeting.of_queries(whole.log_sum)}, meeting.form());
-    meeting.of_queries(of_query).add_(part.query);
-    of_block = gradients_turn ? gradients_turn->wait() : at::zeros(of_both, merged);
-    meeting.of_keys(of_block[0]).add_(sum_repeated(part.key.to(merged.dtype()), key.size(1)));
-    meeting.of_keys(of_block[1]).add_(sum_repeated(part.value.to(merged.dtype()), key.size(1)));
-    if (turn) block = KeyBlock(turn->wait(), key.sizes());
-    if (world.size() > 1) gradients_turn.emplace(of_block, world, name);
-  }
+  at::Tensor of_block;
+  std::optional<Turn> gradients_turn;
+  go_around(query, key, value, options, world, name,
+            [&](const Meeting& meeting, const at::Tensor& keys, const at::Tensor& values) {
+              const AttentionGradients part = attend_backward(
+                  meeting.of_queries(gradient), meeting.of_queries(query), keys, values,
+                  {meeting.of_queries(whole.output), meeting.of_queries(whole.log_sum)},
+                  meeting.form());
+              meeting.of_queries(of_query).add_(part.query);
+              of_block = gradients_turn ? gradients_turn->wait() : at::zeros(of_both, merged);
+              const auto add = [&](int64_t which, const at::Tensor& of_keys) {
+                meeting.of_keys(of_block[which])
+                    .add_(sum_repeated(of_keys.to(merged.dtype()), key.size(1)));
+              };
+              add(0, part.key);
+              add(1, part.value);
+              if (world.size() > 1) gradients_turn.emplace(of_block, world, name);
+            });
   if (gradients_turn) of_block = gradients_turn->wait();
   return {of_query.to(query.scalar_type()), of_block[0].to(key.scalar_type()),
           of_block[1].to(value.scalar_type())};

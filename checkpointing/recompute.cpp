@@ -225,6 +225,10 @@ RecomputeStatistics Recompute::statistics() const {
   return account_->statistics();
 }
 
+bool Recompute::runs_forward() {
+  return dynamic_cast<const ForwardTape*>(operators::OperatorInterceptor::current()) != nullptr;
+}
+
 bool Recompute::decides_alone() {
   const auto* tape = dynamic_cast<const ForwardTape*>(operators::OperatorInterceptor::current());
   return tape != nullptr && tape->decides_alone();

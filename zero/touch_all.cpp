@@ -1,6 +1,5 @@
 #include "zeropage/touch_all.h"
 
-#include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -13,7 +12,9 @@
 
 #include "paging/page_storages.h"
 #include "paging/pins.h"
+#include "zero/layout/module_parameters.h"
 #include "zeropage/check.h"
+#include "zeropage/recompute.h"
 
 namespace zeropage {
 namespace {
@@ -28,11 +29,8 @@ constexpr const char* kWho = "touch_all()";
 class KeptPages : public torch::CustomClassHolder {
  public:
   explicit KeptPages(const torch::nn::Module& modules) {
-    for (const Tensor& parameter : modules.parameters()) {
-      const bool is_known =
-          std::any_of(parameters_.begin(), parameters_.end(),
-                      [&](const Tensor& other) { return other.is_same(parameter); });
-      if (parameter.defined() && !is_known) parameters_.push_back(parameter);
+    for (const zero::NamedParameter& parameter : zero::parameters_of(modules)) {
+      parameters_.push_back(parameter.tensor);
     }
   }
 
@@ -49,7 +47,13 @@ class KeptPages : public torch::CustomClassHolder {
                " outlived the DistributedDataParallel that held its values; keep that alive");
       pins_->add(address, /*writes=*/false);
     }
-    if (!pins_->empty()) pins_->take_outside_trace(kWho);
+    if (pins_->empty()) return;
+    ZP_CHECK(
+        !checkpointing::Recompute::runs_forward(), kWho,
+        ": expected no Recompute around a forward whose parameters are sharded, since ranks that "
+        "run different modules would repeat different operators; put checkpoint() around the "
+        "part, or leave the Recompute out");
+    pins_->take_outside_trace(kWho);
   }
   void release() { pins_.reset(); }
 

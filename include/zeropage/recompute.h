@@ -140,6 +140,8 @@ class Recompute : public ActivationPolicy {
   // Whether the calling thread is in a scope that plans by what this rank alone measures: of a budget
   // without RecomputeOptions::agree.
   static bool decides_alone();
+  // Whether the calling thread is in a scope of any Recompute.
+  static bool runs_forward();
 
  private:
   std::unique_ptr<Forward> begin_forward() override;

@@ -194,6 +194,23 @@ TEST(TouchAllTest, IsNamedWhereRanksRunOtherModulesWithoutIt) {
               AllOf(HasSubstr("out of step"), HasSubstr("zeropage::touch_all()")));
 }
 
+TEST(TouchAllTest, IsRefusedUnderARecomputeWhereParametersAreSharded) {
+  run_ranks(2, [](World& world) {
+    for (const int stage : {2, 3}) {
+      Options options;
+      options.stage = stage_of(stage);
+      DistributedDataParallel<Net> model(make_net(), world, options);
+      Recompute recompute(RecomputeOptions::selective());
+      const ActivationScope scope(recompute);
+      const std::string error = error_of([&] {
+        model(batch_of(0, 0), Chosen{0, 1}, How::kTouchAll);
+      });
+      EXPECT_THAT(error, HasSubstr(stage == 3 ? "expected no Recompute around" : ""));
+      EXPECT_EQ(error.empty(), stage == 2);
+    }
+  });
+}
+
 TEST(TouchAllTest, GivesZerosToWhatNobodyUsesAndPassesInfinitiesOn) {
   torch::nn::ModuleList list;
   for (size_t expert = 0; expert < kExperts; ++expert) list->push_back(Expert());

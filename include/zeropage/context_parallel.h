@@ -43,7 +43,7 @@
 // module's attention is of that kind its forward throws; beside scaled_dot_product_attention it is not noticed.
 
 namespace zeropage::operators {
-class OperatorReplacement;
+class ReplacementScope;
 }  // namespace zeropage::operators
 
 namespace zeropage::parallel {
@@ -92,7 +92,7 @@ class ContextScope {
   ContextScope& operator=(const ContextScope&) = delete;
 
  private:
-  std::shared_ptr<operators::OperatorReplacement> before_;
+  std::unique_ptr<operators::ReplacementScope> scope_;
 };
 
 // softmax(scale q k^T) v over all ranks' keys and values.

@@ -10,6 +10,7 @@
 
 #include "parallel/context/blocks.h"
 #include "parallel/context/chunks.h"
+#include "parallel/context/model_ranks.h"
 #include "parallel/context/operators.h"
 #include "parallel/detail/kernels.h"
 #include "zeropage/check.h"
@@ -181,6 +182,7 @@ at::Tensor context_attention(const at::Tensor& given_query, const at::Tensor& gi
   const at::Tensor key = in_dtype_of_autocast(given_key);
   const at::Tensor value = in_dtype_of_autocast(given_value);
   check_tensors(query, key, value, options);
+  context::check_among_model_ranks(world, kAttentionName);
   const double scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(query.size(3))));
   // Ranks compare it with every message.
   constexpr uint64_t kShown = 1'000'000;

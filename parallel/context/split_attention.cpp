@@ -87,6 +87,26 @@ void SplitAttention::run(torch::jit::Stack& stack) {
   stack.emplace_back(std::move(attended));
 }
 
+void ModelForwards::begin() {
+  of_model_.emplace(ranks_);
+  if (attention_ == nullptr) return;
+  attended_before_ = attention_->count();
+  splitting_.emplace(attention_);
+}
+
+void ModelForwards::check() const {
+  ZP_CHECK(
+      attention_ == nullptr || attention_->count() > attended_before_,
+      "forward() of a module that context_parallel() marked ran no "
+      "scaled_dot_product_attention: what it computes sees this rank's tokens alone; call that "
+      "operator, or parallel::context_attention() without the mark");
+}
+
+void ModelForwards::end() noexcept {
+  splitting_.reset();
+  of_model_.reset();
+}
+
 std::shared_ptr<SplitAttention> split_attention_of(const torch::nn::Module& module) {
   return Marks::all().find(module);
 }
@@ -114,17 +134,14 @@ void context_parallel(torch::nn::Module& module, const comm::World& world, Conte
                             std::make_shared<context::SplitAttention>(world, form));
 }
 
-ContextScope::ContextScope(const torch::nn::Module& module)
-    : before_(operators::current_replacement()) {
+ContextScope::ContextScope(const torch::nn::Module& module) {
   auto attention = context::split_attention_of(module);
   ZP_CHECK(attention != nullptr,
            "ContextScope: the module is not marked; call context_parallel(module, "
            "mesh[\"context\"])");
-  operators::set_current_replacement(std::move(attention));
+  scope_ = std::make_unique<operators::ReplacementScope>(std::move(attention));
 }
 
-ContextScope::~ContextScope() {
-  operators::set_current_replacement(std::move(before_));
-}
+ContextScope::~ContextScope() = default;
 
 }  // namespace zeropage::parallel

@@ -6,10 +6,14 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
+#include <utility>
 
 #include <torch/nn/module.h>
 
 #include "operators/operator_interceptor.h"
+#include "parallel/context/model_ranks.h"
 #include "zeropage/context_parallel.h"
 
 namespace zeropage::parallel::context {
@@ -30,6 +34,31 @@ class SplitAttention final : public operators::OperatorReplacement {
   const comm::World world_;
   const ContextForm form_;
   std::atomic<int64_t> count_ = 0;
+};
+
+// What a wrapped model's forwards are, for attention: whose ranks average its gradients, and what runs in attention's place.
+//
+// Threads: the training thread.
+class ModelForwards {
+ public:
+  // attention: null where context_parallel() did not mark the module.
+  ModelForwards(std::shared_ptr<SplitAttention> attention, comm::World ranks)
+      : attention_(std::move(attention)), ranks_(std::move(ranks)) {}
+
+  void begin();
+  // A forward has returned. Throws where attention was to run over a context axis and none did.
+  void check() const;
+  // It has ended, also by an exception.
+  void end() noexcept;
+
+  const std::shared_ptr<SplitAttention>& attention() const { return attention_; }
+
+ private:
+  const std::shared_ptr<SplitAttention> attention_;
+  const comm::World ranks_;
+  int64_t attended_before_ = 0;
+  std::optional<ModelRanksScope> of_model_;
+  std::optional<operators::ReplacementScope> splitting_;
 };
 
 // Null where context_parallel() did not mark the module.

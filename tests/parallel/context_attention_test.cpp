@@ -515,6 +515,25 @@ TEST(ContextRefusalTest, OfAttentionThatIsNotSplit) {
   });
 }
 
+TEST(ContextRefusalTest, OfAWrapperThatDoesNotAverageOverTheAxis) {
+  run_ranks(4, [](World& world) {
+    const Mesh mesh(world, {{"data", 2}, {"context", 2}});
+    const auto error_over = [&](const auto& ranks) {
+      DistributedDataParallel model(AnyAttention([&](const torch::Tensor& x) {
+                                      return parallel::context_attention(x, x, x, mesh["context"]);
+                                    }),
+                                    ranks, Options());
+      return error_of([&] { model(heads_of(2, 4)); });
+    };
+    EXPECT_THAT(error_over(mesh["data"]), AllOf(HasSubstr("over 2 ranks without it along \"data\""),
+                                                HasSubstr("wrap the model over the mesh")));
+    EXPECT_EQ(error_over(mesh), "");
+    EXPECT_EQ(error_over(world), "");
+    // What nothing wraps is not known.
+    parallel::context_attention(heads_of(2, 4), heads_of(2, 4), heads_of(2, 4), mesh["context"]);
+  });
+}
+
 TEST(ContextRefusalTest, OfMarksOnOtherModulesThanTheWrappedOne) {
   run_ranks(2, [](World& world) {
     const Mesh mesh(world, {{"data", 1}, {"context", 2}});

@@ -32,7 +32,7 @@ WrappedModule::WrappedModule(std::shared_ptr<torch::nn::Module> module, RanksOfM
       options_(options),
       sharded_(shard_module_parameters(*module_, ranks_.data, ranks_.tensor, options, tape)),
       buffers_(std::make_shared<BufferSync>(ranks_.data, module_->buffers())),
-      attention_(parallel::context::split_attention_of(*module_)) {
+      forwards_(parallel::context::split_attention_of(*module_), ranks_.data) {
   buffers_->broadcast_all_from_rank_zero();
   for (const PlacedParameter& placed : sharded_.pages->parameters()) {
     versions_.push_back(placed.parameter.tensor._version());
@@ -64,7 +64,7 @@ void WrappedModule::send_buffers_beside_gradients() {
   }
   beside.hear = [buffers = buffers_, has_reduced = has_reduced_,
                  broadcasts = options_.broadcast_buffers, limits = sharded_.limits,
-                 facts = sharded_.facts, attention = attention_,
+                 facts = sharded_.facts, attention = forwards_.attention(),
                  attended = int64_t{0}](const uint8_t* written) mutable {
     *has_reduced = true;
     if (attention != nullptr) {
@@ -100,24 +100,11 @@ void WrappedModule::before_forward(int64_t samples) {
   if (labels_) labels_->begin(memory::StepPhase::kForward);
   sharded_.facts->begin_forward(samples,
                                 sharded_.limits->begin_activations(world().device().type()));
-  if (attention_ == nullptr) return;
-  attended_before_ = attention_->count();
-  replacement_before_ = operators::current_replacement();
-  operators::set_current_replacement(attention_);
-}
-
-void WrappedModule::check_forward() const {
-  ZP_CHECK(
-      attention_ == nullptr || attention_->count() > attended_before_,
-      "forward() of a module that context_parallel() marked ran no "
-      "scaled_dot_product_attention: what it computes sees this rank's tokens alone; call that "
-      "operator, or parallel::context_attention() without the mark");
+  forwards_.begin();
 }
 
 void WrappedModule::after_forward() noexcept {
-  if (attention_ != nullptr) {
-    operators::set_current_replacement(std::move(replacement_before_));
-  }
+  forwards_.end();
   sharded_.facts->end_forward();
   if (labels_) labels_->begin(memory::StepPhase::kLoss);
 }

@@ -43,7 +43,7 @@ class WrappedModule {
   // samples: in dimension 0 of its first tensor; 0: not known.
   void before_forward(int64_t samples);
   // The forward has returned. Throws where attention was to run over a context axis and none did.
-  void check_forward() const;
+  void check_forward() const { forwards_.check(); }
   // It has ended, also by an exception.
   void after_forward() noexcept;
 
@@ -62,10 +62,7 @@ class WrappedModule {
   const std::shared_ptr<std::atomic<bool>> has_reduced_ =
       std::make_shared<std::atomic<bool>>(false);
   bool told_ = false;
-  // In the place of the module's attention; null where it is not over a context axis.
-  const std::shared_ptr<parallel::context::SplitAttention> attention_;
-  std::shared_ptr<operators::OperatorReplacement> replacement_before_;
-  int64_t attended_before_ = 0;
+  parallel::context::ModelForwards forwards_;
   std::unique_ptr<operators::OperatorLabels> labels_;  // null where memory is not limited
 };
 

@@ -168,8 +168,8 @@ TEST_F(LanguageModelProgramTest, AllPromptsAreLookedAtBeforeTheFirstIsAnswered) 
 }
 
 TEST_F(LanguageModelProgramTest, ASignalSavesAndTheSameCallGoesOn) {
-  const std::string flags =
-      text_flags() + "--steps 1000000 --batch 2 --report-every 1 --save " + path("run") + " --resume";
+  const std::string flags = text_flags() + "--steps 1000000 --batch 2 --report-every 1 --save " +
+                            path("run") + " --resume";
   const std::string command = std::string(ZP_LM) + " finetune --model " + scratch_.path().string() +
                               " --threads 1 --ranks 2 --json " + path("out.json") + " " + flags;
   // The shell is the program then, and timeout its parent.

@@ -1,4 +1,4 @@
-#include "zero/gradients/not_finite.h"
+#include "zero/norms/not_finite.h"
 
 #include <algorithm>
 #include <sstream>

@@ -18,17 +18,17 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include "zero/gradients/gradient_reducer.h"
+#include "zero/gradients/backward.h"
 #include "zero/gradients/step_gradients.h"
 
-namespace zeropage::zero {
+namespace zeropage::accumulate {
 
 class GradientAccumulation {
  public:
   // From here on gradients are what reductions with `op` give. Throws if there are gradients already, or
   // another accumulation.
-  GradientAccumulation(std::shared_ptr<GradientReducer> reducer,
-                       std::shared_ptr<StepGradients> gradients, comm::ReduceOp op);
+  GradientAccumulation(std::shared_ptr<zero::GradientReducer> reducer,
+                       std::shared_ptr<zero::StepGradients> gradients, comm::ReduceOp op);
   ~GradientAccumulation();
   GradientAccumulation(const GradientAccumulation&) = delete;
   GradientAccumulation& operator=(const GradientAccumulation&) = delete;
@@ -40,7 +40,7 @@ class GradientAccumulation {
   class MicroStep {
    public:
     // plan: its op is the accumulation's, whatever it says.
-    MicroStep(GradientAccumulation& accumulation, BackwardPlan plan);
+    MicroStep(GradientAccumulation& accumulation, zero::BackwardPlan plan);
     ~MicroStep() { reducer_.set_plan(between_); }
     MicroStep(const MicroStep&) = delete;
     MicroStep& operator=(const MicroStep&) = delete;
@@ -50,28 +50,28 @@ class GradientAccumulation {
 
    private:
     GradientAccumulation& accumulation_;
-    GradientReducer& reducer_;
-    const BackwardPlan between_;
+    zero::GradientReducer& reducer_;
+    const zero::BackwardPlan between_;
   };
 
   // After the last micro-step: the offer's `make` is called before the first read of gradients from here on
-  // (zero/gradients/offered_mean.h). Reduces what no backward has. Collective.
-  void offer_mean(OfferedMean::Offer offer);
+  // (zero/gradients/gradient_looks.h). Reduces what no backward has. Collective.
+  void offer_mean(zero::OfferedMean::Offer offer);
   // Makes the gradients ready for the step. Collective. After it no backward may run.
   void finish();
   // Drops all gradients; backwards are averaged again. Throws where one is in use.
   void end();
 
  private:
-  void set_part(StepPart part);
+  void set_part(zero::StepPart part);
   void check_last_has_ended(const char* who) const;
   void remember_sums();
   // Between two micro-steps no operator may take p.grad(), or each may.
   void refuse_looks();
   void let_look();
 
-  const std::shared_ptr<GradientReducer> reducer_;
-  const std::shared_ptr<StepGradients> gradients_;
+  const std::shared_ptr<zero::GradientReducer> reducer_;
+  const std::shared_ptr<zero::StepGradients> gradients_;
   bool has_ended_ = false;
   bool is_in_micro_step_ = false;
   bool refuses_looks_ = false;
@@ -80,4 +80,4 @@ class GradientAccumulation {
   std::vector<std::pair<size_t, c10::weak_intrusive_ptr<c10::TensorImpl>>> sums_;
 };
 
-}  // namespace zeropage::zero
+}  // namespace zeropage::accumulate

@@ -1,4 +1,4 @@
-#include "zero/gradients/gradient_scale.h"
+#include "zero/norms/gradient_scale.h"
 
 #include <algorithm>
 #include <cmath>

@@ -9,11 +9,11 @@
 #include "zero/gradients/step_gradients.h"
 #include "zero/pages/parameter_pages.h"
 
-namespace zeropage::zero {
+namespace zeropage::accumulate {
 
 // A weight of which neither has a gradient, as a frozen one, is left alone.
 // REQUIRES: the gradients are ready for a step. Throws on both where one of the stages alone has a gradient of the weight.
 // Collective.
-void add_tied_gradients(const ParameterPages& pages, StepGradients& gradients);
+void add_tied_gradients(const zero::ParameterPages& pages, zero::StepGradients& gradients);
 
-}  // namespace zeropage::zero
+}  // namespace zeropage::accumulate

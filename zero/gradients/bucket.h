@@ -1,21 +1,41 @@
-// The places of a page's gradients in its bucket, shaped as the parameters. p.grad() is moved there.
+// A page's bucket, in which this rank's gradients of the page are collected: where each lies, what lies between them, and
+// which are not there yet.
 //
-// They are open from the first gradient of a backward to its end, or until the reduction starts, if that takes over
-// the bucket's memory. Between backwards p.grad() alone owns the memory.
-//
-// Lifetime: the parameters and the buckets outlive it. Threads: the thread that runs backward.
+// Threads: the thread that runs backward.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <set>
 #include <vector>
 
 #include <ATen/core/TensorBody.h>
 
 #include "zero/gradients/backward_plan.h"
 #include "zero/gradients/gradient_buckets.h"
-#include "zero/gradients/training_parameters.h"
+#include "zero/gradients/hooks.h"
+#include "zero/pages/parameter_pages.h"
+#include "zeropage/detail/range.h"
 
 namespace zeropage::zero {
 
+// Where in the page's bucket no parameter that trains lies. What is there is reduced with the rest, and stepped over by
+// the optimizer, so it has to be zero.
+// parameters: those of the page that train. Ascending, to the end of the padding; one that has gaps itself is
+// one of them as a whole.
+std::vector<Range> gaps_between(const ParameterPages& pages, size_t page,
+                                const std::vector<size_t>& parameters);
+
+// Zeros there. bucket: [padded_numel].
+void zero_gaps(const at::Tensor& bucket, const std::vector<Range>& gaps);
+
+// The places of a page's gradients in its bucket, shaped as the parameters. p.grad() is moved there.
+//
+// They are open from the first gradient of a backward to its end, or until the reduction starts, if that takes over
+// the bucket's memory. Between backwards p.grad() alone owns the memory.
+//
+// Lifetime: the parameters and the buckets outlive it.
 class GradientSlots {
  public:
   struct Slot {
@@ -68,6 +88,39 @@ class GradientSlots {
 
   std::vector<Slot> slots_;
   at::Tensor bucket_;  // that they lie in; undefined while it is closed
+};
+
+// Which gradients of all pages are with autograd still, not yet in their pages' buckets.
+class WaitingGradients {
+ public:
+  explicit WaitingGradients(size_t pages) : of_page_(pages) {}
+
+  void add(size_t page, size_t parameter, int64_t numel) {
+    pages_.insert(page);
+    of_page_[page].parameters.push_back(parameter);
+    of_page_[page].numel += numel;
+    numel_ += numel;
+  }
+  void forget(size_t page) {
+    numel_ -= of_page_[page].numel;
+    of_page_[page] = {};
+    pages_.erase(page);
+  }
+
+  const std::vector<size_t>& of(size_t page) const { return of_page_[page].parameters; }
+  // Pages of which some wait, the last of the module first.
+  std::vector<size_t> pages() const { return {pages_.begin(), pages_.end()}; }
+  // Number of elements that wait, over all pages.
+  int64_t numel() const { return numel_; }
+
+ private:
+  struct OfPage {
+    std::vector<size_t> parameters;
+    int64_t numel = 0;
+  };
+  std::vector<OfPage> of_page_;
+  std::set<size_t, std::greater<>> pages_;
+  int64_t numel_ = 0;
 };
 
 }  // namespace zeropage::zero

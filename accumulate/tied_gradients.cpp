@@ -1,4 +1,4 @@
-#include "zero/gradients/tied_gradients.h"
+#include "accumulate/tied_gradients.h"
 
 #include <algorithm>
 #include <string>
@@ -9,7 +9,7 @@
 #include "zeropage/check.h"
 #include "zeropage/ledger.h"
 
-namespace zeropage::zero {
+namespace zeropage::accumulate {
 namespace {
 
 // What the other of two ranks has of it.
@@ -28,7 +28,8 @@ at::Tensor exchanged(const ModelPart& part, const at::Tensor& own, const std::st
 }
 
 // Those of which both ranks have a gradient. A script may freeze a tied weight between two steps, on both.
-std::vector<size_t> tied_pages(const ParameterPages& pages, const StepGradients& gradients) {
+std::vector<size_t> tied_pages(const zero::ParameterPages& pages,
+                               const zero::StepGradients& gradients) {
   std::vector<size_t> tied, with_gradient;
   for (size_t index = 0; index < pages.parameters().size(); ++index) {
     if (pages.parameters()[index].parameter.is_tied) tied.push_back(index);
@@ -45,7 +46,7 @@ std::vector<size_t> tied_pages(const ParameterPages& pages, const StepGradients&
   // In a simulated world the other says nothing.
   const at::Tensor others = theirs.is_meta() ? at::tensor(has, at::kByte) : theirs.cpu();
   for (size_t at = 0; at < tied.size(); ++at) {
-    const PlacedParameter& placed = pages.parameters()[tied[at]];
+    const zero::PlacedParameter& placed = pages.parameters()[tied[at]];
     const bool other_has = others.const_data_ptr<uint8_t>()[at] != 0;
     ZP_CHECK(other_has == (has[at] != 0), "step(): parameter \"", placed.parameter.name(),
              "\" is tied between the first and the last stage of the pipeline, but ",
@@ -59,7 +60,7 @@ std::vector<size_t> tied_pages(const ParameterPages& pages, const StepGradients&
 
 }  // namespace
 
-void add_tied_gradients(const ParameterPages& pages, StepGradients& gradients) {
+void add_tied_gradients(const zero::ParameterPages& pages, zero::StepGradients& gradients) {
   const auto& part = pages.part();
   if (!part || !part->tied) return;
   const at::NoGradGuard no_grad;
@@ -77,4 +78,4 @@ void add_tied_gradients(const ParameterPages& pages, StepGradients& gradients) {
   gradients.note_changed();
 }
 
-}  // namespace zeropage::zero
+}  // namespace zeropage::accumulate

@@ -1,4 +1,4 @@
-#include "zero/pages/parameters_in_place.h"
+#include "zero/pages/module_placement.h"
 
 #include <utility>
 
@@ -27,8 +27,8 @@ at::Tensor as_given(const at::Tensor& tensor) {
 
 }  // namespace
 
-ParametersInPlace::ParametersInPlace(std::shared_ptr<const ParameterPages> pages,
-                                     const std::shared_ptr<const PageMemory>& memory)
+ModulePlacement::ModulePlacement(std::shared_ptr<const ParameterPages> pages,
+                                 const std::shared_ptr<const PageMemory>& memory)
     : pages_(std::move(pages)) {
   for (const PlacedParameter& placed : pages_->parameters()) {
     const at::Tensor& tensor = placed.parameter.tensor;
@@ -42,14 +42,14 @@ ParametersInPlace::ParametersInPlace(std::shared_ptr<const ParameterPages> pages
   }
 }
 
-bool ParametersInPlace::has(size_t parameter) const {
+bool ModulePlacement::has(size_t parameter) const {
   const c10::TensorImpl& impl = pages_->parameters().impl(parameter);
   const Place& place = places_[parameter];
   if (impl.unsafe_storage().unsafeGetStorageImpl() != place.storage) return false;
   return place.first == nullptr || impl.data() == place.first;
 }
 
-void ParametersInPlace::check(const char* who) const {
+void ModulePlacement::check(const char* who) const {
   const size_t elsewhere = first_in_parallel(in_place_.size(), [this](size_t index) {
     const auto& parameters = pages_->parameters();
     look_ahead(index, places_.size(), [&](size_t other) { return &parameters.impl(other); });
@@ -64,7 +64,7 @@ void ParametersInPlace::check(const char* who) const {
            "wraps it, the optimizer is the model");
 }
 
-std::string ParametersInPlace::put_back(const std::vector<size_t>& pages) const {
+std::string ModulePlacement::put_back(const std::vector<size_t>& pages) const {
   const at::NoGradGuard no_grad;
   const parallel::SlicesAsTheyAre scope;
   std::string wrong;
@@ -76,7 +76,7 @@ std::string ParametersInPlace::put_back(const std::vector<size_t>& pages) const 
   return wrong;
 }
 
-void ParametersInPlace::put_back(size_t parameter, std::string& wrong) const {
+void ModulePlacement::put_back(size_t parameter, std::string& wrong) const {
   const NamedParameter& named = pages_->parameters()[parameter].parameter;
   const at::Tensor& in_place = in_place_[parameter];
   const at::Tensor given = as_given(named.tensor);

@@ -15,11 +15,11 @@
 
 namespace zeropage::zero {
 
-class ParametersInPlace {
+class ModulePlacement {
  public:
   // Parameters are in their pages.
-  ParametersInPlace(std::shared_ptr<const ParameterPages> pages,
-                    const std::shared_ptr<const PageMemory>& memory);
+  ModulePlacement(std::shared_ptr<const ParameterPages> pages,
+                  const std::shared_ptr<const PageMemory>& memory);
 
   // Throws if a parameter no longer lives in its page. who: "step()".
   void check(const char* who) const;

@@ -6,7 +6,7 @@
 // Then the stages of a pipeline are asked. Whether a gradient is not finite there is a flag, since their parameters
 // are different ones. A tied weight counts where it is used first. Stages whose gradients a script has clipped one
 // by one are
-// refused (zero/gradients/gradient_scale.h).
+// refused (zero/norms/gradient_scale.h).
 //
 // They are made where the gradients are: on an accelerator a launch a page adds to words of about a
 // kilobyte there (optim/norm_table), which come to page-locked host memory with one copy. What of the
@@ -28,8 +28,8 @@
 #include "optim/exact_sum.h"
 #include "optim/norm_table.h"
 #include "zero/agreement/rank_agreement.h"
-#include "zero/gradients/gradient_scale.h"
 #include "zero/gradients/step_gradients.h"
+#include "zero/norms/gradient_scale.h"
 #include "zero/pages/parameter_pages.h"
 
 namespace zeropage::zero {

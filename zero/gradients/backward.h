@@ -1,4 +1,4 @@
-// Reduces gradients over the ranks while backward runs, page by page.
+// A backward: gradients are collected in their pages' buckets and reduced over the ranks while it runs, page by page.
 //
 // * A hook behind AccumulateGrad moves p.grad() into the page's bucket and lets p.grad() be its slot
 //   there; so there is one copy of the gradients, and what accumulates (no_sync) accumulates in place.
@@ -17,6 +17,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -25,13 +26,102 @@
 
 #include "zero/agreement/rank_agreement.h"
 #include "zero/gradients/backward_plan.h"
+#include "zero/gradients/bucket.h"
 #include "zero/gradients/gradient_buckets.h"
-#include "zero/gradients/page_reductions.h"
-#include "zero/gradients/training_parameters.h"
+#include "zero/gradients/gradient_presence.h"
+#include "zero/gradients/hooks.h"
+#include "zero/gradients/page_gradient.h"
 #include "zero/pages/make_pages.h"
 #include "zeropage/ledger.h"
 
 namespace zeropage::zero {
+
+// Called in the middle of a backward for a page that is reduced, where no backward of the step follows: its gradient and the
+// factor are what the step will see, and no call may change them. has_gradient: of the page's parameters.
+using OnReduced = std::function<void(size_t page, const HasGradient& has_gradient, double factor)>;
+
+// The pages' gradients in the one order in which all ranks reduce them: the last page of the module first.
+//
+// On an accelerator a launch costs more than most of the copies into buckets: gradients wait with autograd for others of
+// their page, up to half a page of them over all pages, and one call copies what has waited. On the host each is copied
+// while it is in the cache, unless its bucket cannot be opened yet: of transient buckets one is closed before the next is
+// opened.
+//
+// Lifetime: what it is given outlives it.
+class PageReductions {
+ public:
+  PageReductions(std::shared_ptr<ParameterPages> pages, const TrainingParameters& training,
+                 GradientBuckets& buckets, std::shared_ptr<RankAgreement> agreement);
+  PageReductions(const PageReductions&) = delete;
+  PageReductions& operator=(const PageReductions&) = delete;
+
+  const BackwardPlan& plan() const { return plan_; }
+  void set_plan(const BackwardPlan& plan) { plan_ = plan; }
+  const OnReduced& on_reduced() const { return on_reduced_; }
+  void set_on_reduced(OnReduced call) { on_reduced_ = std::move(call); }
+
+  // Parameters of the page have begun to train.
+  void begin_training(size_t page);
+
+  // Around the accumulation of a parameter's gradient. before_accumulate(): whether its page was reduced.
+  bool before_accumulate(size_t parameter);
+  void after_accumulate(size_t parameter);
+
+  // Starts the reductions of pages that are complete, as far as it is their turn.
+  void start_complete();
+  // At the end of a backward: starts those of all pages that have none yet.
+  void start_rest();
+  // Whether reductions of this backward have been started.
+  bool have_begun() const { return next_ > 0; }
+  // Ends a backward that has started all: makes p.grad() the reduced gradients. Returns whether the ranks' hashes agree.
+  // Collective.
+  AgreementResult finish(const AgreementHashes& own_hashes);
+  // Ends a backward that reduces nothing.
+  void end_without_reduction();
+  // A backward has ended by an exception. REQUIRES: not have_begun().
+  void abandon();
+
+  // Whether the last reduction had a gradient of the parameter, from any rank.
+  bool has(size_t parameter) const { return present_.has(parameter); }
+  // What goes along with the message of finish(): as many bytes, of which all ranks have the largest then.
+  void make_room_beside(size_t count) { present_.make_room_beside(count); }
+  uint8_t* beside() { return present_.beside(); }
+
+  // Frees what was gathered of gradients that the user has read, and has zeroed since.
+  void release_zeroed();
+  // Drops all gradients, and what is kept of earlier ones. Throws where one is in use, and drops none.
+  void drop();
+
+ private:
+  // From autograd into the page's bucket. collect_page(): all of the page that is not there yet.
+  void collect_page(size_t page) { collect(page, training_.of_page(page)); }
+  void collect_waiting(size_t page) { collect(page, waiting_.of(page)); }
+  void collect(size_t page, std::vector<size_t> parameters);
+  bool may_wait(size_t page) const;
+  bool would_block(size_t page) const;
+  // Gives the page's bucket memory.
+  void open(size_t page);
+
+  void start(size_t page);
+  // Ends the page whose reduction was started first; or all, in that order.
+  void end_first();
+  void end_all();
+
+  // Constant after construction.
+  const std::shared_ptr<ParameterPages> pages_;
+  const TrainingParameters& training_;
+  GradientBuckets& buckets_;
+  const std::shared_ptr<RankAgreement> agreement_;
+
+  GradientPresence present_;
+  std::vector<PageGradient> gradients_;  // by page
+  WaitingGradients waiting_;
+  std::deque<size_t> reducing_;  // pages, the first that was started first
+  BackwardPlan plan_;
+  OnReduced on_reduced_;
+  size_t next_ = 0;         // to be reduced, into training_.pages()
+  AgreementHashes hashes_;  // in this backward
+};
 
 // Bytes that ranks tell each other at the end of a backward that reduces: each rank gets the largest of each.
 struct BesideGradients {
@@ -42,6 +132,7 @@ struct BesideGradients {
   std::function<void(const uint8_t* largest)> hear;
 };
 
+// Where a backward begins and ends, and whether the gradients of a step are reduced.
 class GradientReducer {
  public:
   GradientReducer(const PageParts& parts, std::unique_ptr<GradientBuckets> buckets,

@@ -1,4 +1,4 @@
-#include "zero/gradients/norm_sums.h"
+#include "zero/norms/norm_sums.h"
 
 #include <algorithm>
 #include <utility>
@@ -9,7 +9,7 @@
 #include "device/named_range.h"
 #include "device/page_locked.h"
 #include "device/stream.h"
-#include "zero/gradients/sums_of_ranks.h"
+#include "zero/norms/sums_of_ranks.h"
 #include "zeropage/check.h"
 
 namespace zeropage::zero {

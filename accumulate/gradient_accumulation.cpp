@@ -1,4 +1,4 @@
-#include "zero/gradients/gradient_accumulation.h"
+#include "accumulate/gradient_accumulation.h"
 
 #include <utility>
 
@@ -6,15 +6,15 @@
 
 #include "zeropage/check.h"
 
-namespace zeropage::zero {
+namespace zeropage::accumulate {
 
-GradientAccumulation::GradientAccumulation(std::shared_ptr<GradientReducer> reducer,
-                                           std::shared_ptr<StepGradients> gradients,
+GradientAccumulation::GradientAccumulation(std::shared_ptr<zero::GradientReducer> reducer,
+                                           std::shared_ptr<zero::StepGradients> gradients,
                                            comm::ReduceOp op)
     : reducer_(std::move(reducer)), gradients_(std::move(gradients)) {
   // Here it is still between two steps; in the backward that follows it would be within one.
-  if (reducer_->training().adopted_in() == Unfrozen::kInBackward) reducer_->adopt_unfrozen();
-  BackwardPlan plan = reducer_->plan();
+  if (reducer_->training().adopted_in() == zero::Unfrozen::kInBackward) reducer_->adopt_unfrozen();
+  zero::BackwardPlan plan = reducer_->plan();
   ZP_CHECK(!plan.accumulates(),
            "accumulator.backward(): another accumulator of this model is in the middle of a step; "
            "step() or abandon() it first");
@@ -24,7 +24,7 @@ GradientAccumulation::GradientAccumulation(std::shared_ptr<GradientReducer> redu
       "\" has a gradient before the first micro-batch of an accumulation, from a backward() of "
       "your own; call zero_grad() first, and backward() through the accumulator");
   plan.op = op;
-  plan.part = StepPart::kNone;
+  plan.part = zero::StepPart::kNone;
   reducer_->set_plan(plan);
 }
 
@@ -41,34 +41,35 @@ void GradientAccumulation::end() {
   sums_.clear();
   let_look();
   gradients_->mean().end();
-  BackwardPlan plan = reducer_->plan();
+  zero::BackwardPlan plan = reducer_->plan();
   plan.op = comm::ReduceOp::kMean;
-  plan.part = StepPart::kAll;
+  plan.part = zero::StepPart::kAll;
   reducer_->set_plan(plan);
   reducer_->drop();
 }
 
-void GradientAccumulation::set_part(StepPart part) {
-  BackwardPlan plan = reducer_->plan();
+void GradientAccumulation::set_part(zero::StepPart part) {
+  zero::BackwardPlan plan = reducer_->plan();
   plan.part = part;
   reducer_->set_plan(plan);
 }
 
-GradientAccumulation::MicroStep::MicroStep(GradientAccumulation& accumulation, BackwardPlan plan)
+GradientAccumulation::MicroStep::MicroStep(GradientAccumulation& accumulation,
+                                           zero::BackwardPlan plan)
     : accumulation_(accumulation), reducer_(*accumulation.reducer_), between_(reducer_.plan()) {
-  TORCH_INTERNAL_ASSERT(between_.part == StepPart::kNone);
+  TORCH_INTERNAL_ASSERT(between_.part == zero::StepPart::kNone);
   accumulation_.is_in_micro_step_ = true;
   accumulation_.sums_.clear();
   accumulation_.let_look();
   plan.op = between_.op;
   // Its reduction completes the sums, also where its backward comes by no parameter that trains.
-  if (plan.part == StepPart::kLastMicroStep) reducer_.begin_cycle();
+  if (plan.part == zero::StepPart::kLastMicroStep) reducer_.begin_cycle();
   reducer_.set_plan(plan);
 }
 
 void GradientAccumulation::MicroStep::has_ended() {
   accumulation_.is_in_micro_step_ = false;
-  if (reducer_.plan().part != StepPart::kMicroStep) return;
+  if (reducer_.plan().part != zero::StepPart::kMicroStep) return;
   accumulation_.remember_sums();
   if (++accumulation_.micro_steps_ > 1 && reducer_.adds_as_tree()) accumulation_.refuse_looks();
 }
@@ -119,11 +120,11 @@ void GradientAccumulation::check_goes_on() const {
   }
 }
 
-void GradientAccumulation::offer_mean(OfferedMean::Offer offer) {
+void GradientAccumulation::offer_mean(zero::OfferedMean::Offer offer) {
   // The last micro-step has no backward where nothing trains that its output was computed of.
-  set_part(StepPart::kLastMicroStep);
+  set_part(zero::StepPart::kLastMicroStep);
   {
-    const auto between = c10::make_scope_exit([this] { set_part(StepPart::kNone); });
+    const auto between = c10::make_scope_exit([this] { set_part(zero::StepPart::kNone); });
     reducer_->reduce();
     // Whoever changes p.grad() from here on changes the whole sum.
     take_over_writes(*reducer_);
@@ -132,17 +133,17 @@ void GradientAccumulation::offer_mean(OfferedMean::Offer offer) {
 }
 
 void GradientAccumulation::finish() {
-  TORCH_INTERNAL_ASSERT(reducer_->plan().part == StepPart::kNone);
+  TORCH_INTERNAL_ASSERT(reducer_->plan().part == zero::StepPart::kNone);
   check_last_has_ended("accumulator.step()");
   gradients_->mean().settle();
-  set_part(StepPart::kLastMicroStep);
+  set_part(zero::StepPart::kLastMicroStep);
   try {
     gradients_->prepare();
   } catch (...) {
-    set_part(StepPart::kNone);
+    set_part(zero::StepPart::kNone);
     throw;
   }
-  set_part(StepPart::kOver);
+  set_part(zero::StepPart::kOver);
 }
 
-}  // namespace zeropage::zero
+}  // namespace zeropage::accumulate

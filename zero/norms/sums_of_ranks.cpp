@@ -1,4 +1,4 @@
-#include "zero/gradients/sums_of_ranks.h"
+#include "zero/norms/sums_of_ranks.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,5 +1,5 @@
 // The machine of a page's gradient: every move of its table, and no other.
-#include "zero/gradients/gradient_state.h"
+#include "zero/gradients/page_gradient.h"
 
 #include <algorithm>
 #include <deque>
@@ -9,7 +9,7 @@
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
-namespace zeropage::gradient_state_test {
+namespace zeropage::page_gradient_test {
 namespace {
 
 constexpr zero::GradientState kAll[] = {
@@ -73,4 +73,4 @@ TEST(GradientStateTest, HasNoWayAroundTheReductionOrTheReopening) {
 }
 
 }  // namespace
-}  // namespace zeropage::gradient_state_test
+}  // namespace zeropage::page_gradient_test

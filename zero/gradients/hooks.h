@@ -1,10 +1,6 @@
-// Which parameters have gradients: those that do when the module is wrapped, and those that are unfrozen
-// later. Calls functions before and after autograd accumulates the gradient of each.
+// The hooks of autograd by which gradients come, and the parameters that have them.
 //
-// Frozen ones have hooks too where nobody sees a forward (Unfrozen::kInBackward), so that the first backward with one that
-// was unfrozen tells of it.
-//
-// Lifetime: takes its hooks off the parameters when it goes. Threads: the thread that runs backward.
+// Threads: the thread that runs backward.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +10,39 @@
 #include <vector>
 
 #include <ATen/core/TensorBody.h>
+#include <torch/csrc/autograd/function.h>
 
+#include "base/libtorch_release.h"
 #include "zero/pages/parameter_pages.h"
 
 namespace zeropage::zero {
-class AccumulateHooks;
-}  // namespace zeropage::zero
 
-namespace zeropage::zero {
+// Calls before and after autograd accumulates the gradient of one leaf, on the thread that runs its
+// backward. Taken off the leaf when this goes.
+class AccumulateHooks {
+ public:
+  using Gradients = torch::autograd::variable_list;
+  // Gets the incoming gradients; what it returns is accumulated instead.
+  using Before = std::function<Gradients(const Gradients&)>;
+  using After = std::function<void()>;
+
+  // leaf: requires a gradient.
+  AccumulateHooks(const at::Tensor& leaf, Before before, After after);
+  ~AccumulateHooks();
+  // The leaf was given other values by set_data(), which drops its accumulator where their type is
+  // another.
+  void restore(const at::Tensor& leaf) const;
+  AccumulateHooks(const AccumulateHooks&) = delete;
+  AccumulateHooks& operator=(const AccumulateHooks&) = delete;
+
+ private:
+  const base::NodePointer accumulator_;
+  torch::autograd::FunctionPreHook* before_ = nullptr;  // owned by accumulator_
+  uintptr_t after_ = 0;
+};
+
+// Whether the leaf has such hooks.
+bool has_accumulate_hooks(const at::Tensor& leaf);
 
 // When parameters that were unfrozen are adopted.
 enum class Unfrozen : uint8_t {
@@ -29,6 +50,13 @@ enum class Unfrozen : uint8_t {
   kInBackward,  // in the first hook of the next backward, of an optimizer alone
 };
 
+// Which parameters have gradients: those that do when the module is wrapped, and those that are unfrozen
+// later. Calls functions before and after autograd accumulates the gradient of each.
+//
+// Frozen ones have hooks too where nobody sees a forward (Unfrozen::kInBackward), so that the first backward with one that
+// was unfrozen tells of it.
+//
+// Lifetime: takes its hooks off the parameters when it goes.
 class TrainingParameters {
  public:
   using Gradients = std::vector<at::Tensor>;

@@ -69,7 +69,7 @@ class ReducedGradients {
   ReducedGradients() = default;
 };
 
-// A strategy: which part of the gradients a rank keeps. choose_gradients.h makes the one that the byte plan says.
+// A strategy: which part of the gradients a rank keeps. zero/setup/choose_gradients.h makes the one of the byte plan.
 class GradientBuckets {
  public:
   virtual ~GradientBuckets() = default;

@@ -30,7 +30,7 @@
 #include "zero/gradients/gradient_buckets.h"
 #include "zero/gradients/gradient_presence.h"
 #include "zero/gradients/hooks.h"
-#include "zeropage/pending.h"
+#include "zeropage/detail/pending.h"
 
 namespace zeropage::zero {
 

@@ -13,7 +13,7 @@
 #include "paging/pins.h"
 #include "zero/gradients/backward.h"
 #include "zero/gradients/gradient_looks.h"
-#include "zeropage/pending.h"
+#include "zeropage/detail/pending.h"
 
 namespace zeropage::zero {
 

@@ -6,10 +6,10 @@
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
+#include <zeropage/bytes.h>
 #include <zeropage/check.h>
 #include <zeropage/ledger.h>
 #include <zeropage/memory_report.h>
-#include <zeropage/process_memory.h>
 
 #include "command_line/command_line.h"
 #include "command_line/stop_signal.h"

@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <deque>
 #include <map>
+#include <set>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <c10/util/Exception.h>
@@ -61,6 +64,29 @@ TEST(GradientStateTest, GoesTheMovesOfItsTableAndRefusesAllOthers) {
       }
     }
   }
+}
+
+// What a page's gradient goes through, by what a script does.
+TEST(GradientStateTest, HasTheMovesOfTheseStepsAndNoOthers) {
+  using enum zero::GradientState;
+  const std::vector<std::vector<zero::GradientState>> steps = {
+      // Two backwards without zero_grad() between them, and gradients that are dropped.
+      {kCollecting, kReducing, kReduced, kReopened, kReducing, kReduced, kReduced},
+      // Backwards under no_sync(), without and with a mean from before; then one that averages.
+      {kCollecting, kCollecting, kReducing},
+      {kReduced, kReopened, kCollecting, kReducing},
+      // The micro-batches of a step, and its end.
+      {kCollecting, kReducing, kSummed, kReopened, kReducing, kSummed, kReduced},
+      // A backward that threw while its buckets travelled.
+      {kReducing, kCollecting}};
+  std::set<std::pair<std::string, std::string>> made, table;
+  for (const auto& step : steps) {
+    for (size_t i = 0; i + 1 < step.size(); ++i) made.emplace(name(step[i]), name(step[i + 1]));
+  }
+  for (const zero::GradientMove& move : zero::kGradientMoves) {
+    table.emplace(name(move.from), name(move.to));
+  }
+  EXPECT_EQ(table, made);
 }
 
 // A gradient that travels is closed before it is opened again, and what was averaged is kept apart from what comes.

@@ -1,8 +1,7 @@
-#include "zeropage/process_memory.h"
-
 #include <fstream>
 #include <string>
 
+#include "zeropage/bytes.h"
 #include "zeropage/check.h"
 
 namespace zeropage::memory {

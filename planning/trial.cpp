@@ -101,8 +101,7 @@ int64_t Trial::parameters() const {
 memory::TierBytes Trial::held(const Options& options) const {
   const auto states = updates_of(parts_->planned->optimizer()).states_of_a_parameter();
   const zero::ParameterPages& pages = *sharded_parameters_of(parts_->planned->model()).pages;
-  const comm::World& shards = pages.shards();
-  return zero::BytePlan(pages.layouts(), options, shards.rank(), shards.size()).held(states);
+  return zero::BytePlan(pages.layouts(), options, zero::places_of(pages.worlds())).held(states);
 }
 
 const MicroStepReduction& Trial::reduction() const {

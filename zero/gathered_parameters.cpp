@@ -35,6 +35,27 @@ std::vector<at::Tensor> tensors_of_all(const ModelRef& model) {
   return tensors;
 }
 
+// All experts of a parameter that is cut over ranks (zeropage/expert_parallel.h), on the rank of the model's world that wants them; undefined
+// on others. values: of this rank. Collective over the ranks that have the others.
+at::Tensor all_experts(const zero::ParameterSlice& slice, const at::Tensor& values,
+                       const comm::World& world, int wanted_on) {
+  const comm::World& experts = slice.ranks;
+  int root = 0;
+  while (root < experts.size() && experts.global_rank(root) != world.global_rank(wanted_on)) {
+    ++root;
+  }
+  if (root == experts.size()) return {};
+  const at::Tensor own = values.contiguous();
+  if (root != experts.rank()) {
+    experts.communicator().gather(own.view(-1), root, "the experts of a whole state").wait();
+    return {};
+  }
+  at::Tensor all = at::empty(slice.cut.whole_sizes(values.sizes()), values.options());
+  all.narrow(0, experts.rank() * own.size(0), own.size(0)).copy_(own);
+  experts.communicator().gather(all.view(-1), root, "the experts of a whole state").wait();
+  return all;
+}
+
 }  // namespace
 
 std::optional<int> Modified::only_rank() const {
@@ -72,6 +93,13 @@ GatheredParameters::Held::Held(const ModelRef& model, const std::vector<at::Tens
   const zero::ParameterPages& pages = *model->sharded().pages;
   std::unordered_set<size_t> seen;
   for (const size_t index : indices_of(pages, parameters, "GatheredParameters")) {
+    const zero::NamedParameter& parameter = pages.parameters()[index].parameter;
+    ZP_CHECK(
+        !root || !parameter.is_of_experts(), "GatheredParameters: Modified::on_rank(", *root,
+        "): parameter \"", parameter.name(), "\" is cut over ",
+        parameter.is_of_experts() ? parameter.slice->ranks.size() : 1,
+        " ranks, and that rank has some of its experts alone; give the guard a list of the other "
+        "parameters, write experts before expert_parallel(), or load them by load_weights()");
     paging->add_to(pins, index, modified.anywhere());
     const size_t page = pages.parameters()[index].page;
     if (seen.insert(page).second) gathered_pages.push_back(page);
@@ -149,7 +177,14 @@ torch::OrderedDict<std::string, at::Tensor> full_state(const DistributedDataPara
   torch::OrderedDict<std::string, at::Tensor> state;
   const auto parameters = model.named_parameters();
   std::unordered_map<const c10::TensorImpl*, at::Tensor> copies;
+  const zero::PlacedParameters& placed = sharded_parameters_of(model).pages->parameters();
   visit_parameters(model, [&](const std::string& name, const at::Tensor& values) {
+    const auto index = static_cast<size_t>(placed.index_of(parameters[name]));
+    const zero::NamedParameter& parameter = placed[index].parameter;
+    if (parameter.is_of_experts() && !copies.contains(parameters[name].unsafeGetTensorImpl())) {
+      const at::Tensor all = all_experts(*parameter.slice, values, model.world(), rank);
+      copies[parameters[name].unsafeGetTensorImpl()] = all;
+    }
     if (model.world().rank() != rank) return;
     at::Tensor& copy = copies[parameters[name].unsafeGetTensorImpl()];
     if (!copy.defined()) copy = whole_of(values);

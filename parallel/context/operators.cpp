@@ -8,8 +8,8 @@
 #include "operators/operator_handle.h"
 #include "parallel/context/chunks.h"
 #include "parallel/context/ring.h"
-#include "parallel/context/stamp.h"
 #include "parallel/rank_operators.h"
+#include "parallel/stamp.h"
 
 namespace zeropage::parallel::context {
 namespace {
@@ -52,7 +52,7 @@ at::Tensor exchanged(const at::Tensor& given, const comm::World& world, const st
   const at::Tensor received = at::empty_like(sent);
   world.communicator().all_to_all(sent.view(-1), received.view(-1), name).wait();
   for (int rank = 0; rank < world.size(); ++rank) stamp.note(received[rank], rank);
-  stamp.check(world);
+  stamp.check(world, kOtherAttention);
   return received.narrow(1, 0, numel).view(given.sizes());
 }
 

@@ -89,12 +89,8 @@ Tensor ExpertsImpl::forward(const Tensor& input) {
   const Tensor copies = fused::copies_of_tokens(tokens.to(dtype), routing.order);
   const Tensor results = placed_ && placed_->is_cut
                              ? by_experts_of_all(copies, routing.kept)
-                             : fused::by_experts(matrices(), copies, routing.rows);
+                             : fused::by_experts({w_up, w_gate, w_down}, copies, routing.rows);
   return fused::sum_of_copies(results, routing.weights, routing.order).view(input.sizes());
-}
-
-fused::ExpertMatrices ExpertsImpl::matrices() const {
-  return {.up = w_up, .gate = w_gate, .down = w_down};
 }
 
 // copies: [rows, d_model], sorted by expert, those without one last. load: [experts], int64, rows of each.
@@ -107,8 +103,9 @@ Tensor ExpertsImpl::by_experts_of_all(const Tensor& copies, const Tensor& load) 
   const Tensor sent = copies.narrow(0, 0, arriving.sent);
   const Tensor arrived = experts::exchange_rows(sent, arriving.numbers, ranks, name);
   const Tensor sorted = fused::copies_of_tokens(arrived, arriving.order);
-  const Tensor results = fused::copies_of_tokens(
-      fused::by_experts(matrices(), sorted, arriving.rows), fused::inverse(arriving.order));
+  const Tensor results =
+      fused::copies_of_tokens(fused::by_experts({w_up, w_gate, w_down}, sorted, arriving.rows),
+                              fused::inverse(arriving.order));
   const Tensor back = experts::exchange_rows(results, arriving.numbers.back(), ranks, name);
   // Copies that are dropped have no part in their token's sum.
   const int64_t dropped = copies.size(0) - arriving.sent;

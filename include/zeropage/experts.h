@@ -33,10 +33,6 @@
 //
 // Threads: as a module of LibTorch. Collective: update_balance(); and where experts are spread over ranks, forward and backward. A backward with create_graph=true throws.
 
-namespace zeropage::fused {
-struct ExpertMatrices;
-}  // namespace zeropage::fused
-
 namespace zeropage::parallel {
 
 enum class Scoring : uint8_t {
@@ -138,7 +134,6 @@ class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl>, public SlicedLayer
   int64_t experts_here() const;
   at::ScalarType computed_in(const torch::Tensor& input) const;
   torch::Tensor scores_of(const torch::Tensor& tokens) const;
-  fused::ExpertMatrices matrices() const;
   torch::Tensor by_experts_of_all(const torch::Tensor& copies, const torch::Tensor& load) const;
   void note(const torch::Tensor& load, const torch::Tensor& loss);
 

@@ -41,7 +41,7 @@ class Mesh {
   // The ranks that have different tokens, and over which a model is sharded: those along "data", and along "context" and
   // "expert" where there are those axes (zeropage/context_parallel.h, expert_parallel.h). Throws where there is none.
   const World& samples() const;
-  // Of those the ones with this one's place along "expert", which have the same experts. Throws where there is no such axis.
+  // The ranks of samples() with this one's place along "expert", which have the same experts. Throws where there is no such axis.
   const World& same_experts() const;
 
   const World& world() const { return world_; }

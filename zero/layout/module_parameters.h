@@ -18,7 +18,7 @@ namespace zeropage::zero {
 struct ParameterSlice {
   comm::World ranks;  // that have the slices
   parallel::SlicedDimension cut;
-  // Of experts (zeropage/expert_parallel.h): the ranks that have the same slice. Those with other slices have other tokens.
+  // The ranks that have the same slice, of experts (zeropage/expert_parallel.h). Those with other slices have other tokens.
   std::optional<comm::World> same_experts = {};
 };
 

@@ -362,6 +362,10 @@ std::vector<HigherStage> higher_stages(const Options& options, int highest) {
   return stages;
 }
 
+bool shards_states(const Options& options) {
+  return options.stage.optimizer_state;
+}
+
 bool shards_parameters(const Options& options) {
   return options.stage.parameters;
 }

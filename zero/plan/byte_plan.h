@@ -129,6 +129,7 @@ std::vector<HigherStage> higher_stages(const Options& options, int highest);
 
 // What the options say of all pages, for who has none yet. Sharded parameters and sharded gradients
 // need a module, whose forward and backward are followed.
+bool shards_states(const Options& options);
 bool shards_parameters(const Options& options);
 bool shards_gradients(const Options& options);
 

@@ -31,7 +31,7 @@ std::vector<Layer> layers_of(torch::nn::Module& module) {
   return layers;
 }
 
-// Of a collective over that many ranks that gathers, or reduces and scatters, tensors of so many bytes.
+// What a collective sends that gathers so many bytes over ranks, or reduces and scatters them.
 double sent(double bytes, int ranks) {
   return bytes * (ranks - 1) / ranks;
 }
@@ -43,7 +43,7 @@ double sent_of_parameters(double numel, int ranks, const Options& options, at::S
   const double reduced = sent(numel * of_gradient, ranks);
   const double gathered = sent(numel * bytes, ranks);
   if (zero::shards_parameters(options)) return reduced + 2 * gathered;
-  return options.stage == Stage::kReplicated ? 2 * reduced : reduced + gathered;
+  return zero::shards_states(options) ? reduced + gathered : 2 * reduced;
 }
 
 ExpertTraffic traffic_of(const parallel::ExpertsImpl& layer, const comm::Mesh& mesh, int64_t tokens,

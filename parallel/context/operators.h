@@ -12,12 +12,6 @@
 
 namespace zeropage::parallel::context {
 
-// What a rank does whose stamp (parallel/stamp.h) is another, and what to do.
-inline constexpr const char* kOtherAttention =
-    "has other sizes, another dtype or scale, is causal or packed where this rank is not, or gave "
-    "split_context() another batch; ranks along the axis must call it alike on parts of the same "
-    "samples, so let samplers go by mesh[\"data\"]";
-
 // documents: of this rank, [batch, length], int64. Returns the output and log_sum (parallel/context/blocks.h).
 std::tuple<at::Tensor, at::Tensor> ring_forward(const at::Tensor& query, const at::Tensor& key,
                                                 const at::Tensor& value,

@@ -7,7 +7,6 @@
 #include <ATen/ATen.h>
 
 #include "parallel/context/chunks.h"
-#include "parallel/context/operators.h"
 #include "parallel/stamp.h"
 
 namespace zeropage::parallel::context {

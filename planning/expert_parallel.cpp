@@ -1,6 +1,7 @@
 #include "zeropage/expert_parallel.h"
 
-#include <memory>
+#include <algorithm>
+#include <unordered_map>
 #include <utility>
 
 #include "zero/plan/byte_plan.h"
@@ -21,8 +22,11 @@ struct Layer {
 std::vector<Layer> layers_of(torch::nn::Module& module) {
   std::vector<Layer> layers;
   const auto add = [&layers](const std::string& name, torch::nn::Module& of) {
-    if (auto* experts = dynamic_cast<parallel::ExpertsImpl*>(&of))
-      layers.push_back({name, experts});
+    auto* const experts = dynamic_cast<parallel::ExpertsImpl*>(&of);
+    const auto is_known = [experts](const Layer& layer) { return layer.experts == experts; };
+    // A layer that is used twice has two names.
+    if (experts == nullptr || std::any_of(layers.begin(), layers.end(), is_known)) return;
+    layers.push_back({name, experts});
   };
   add("", module);
   for (const auto& child : module.named_modules("", /*include_self=*/false)) {
@@ -63,6 +67,21 @@ ExpertTraffic traffic_of(const parallel::ExpertsImpl& layer, const comm::Mesh& m
   return {.tokens = static_cast<int64_t>(travelling), .weights = static_cast<int64_t>(whole)};
 }
 
+// A weight would be cut twice.
+void check_shares_none(const std::vector<Layer>& layers) {
+  std::unordered_map<const at::TensorImpl*, const Layer*> layer_of;
+  for (const Layer& layer : layers) {
+    for (const at::Tensor& weight :
+         {layer.experts->w_up, layer.experts->w_gate, layer.experts->w_down}) {
+      if (!weight.defined()) continue;
+      const auto [known, is_new] = layer_of.try_emplace(weight.unsafeGetTensorImpl(), &layer);
+      ZP_CHECK(
+          is_new, kExpertParallel, ": layers \"", known->second->name, "\" and \"", layer.name,
+          "\" share a weight; register one layer in both places, or give each weights of its own");
+    }
+  }
+}
+
 void check_layer(const Layer& layer, const comm::World& experts) {
   const int64_t count = layer.experts->options().experts;
   ZP_CHECK(count % experts.size() == 0, kExpertParallel, ": layer \"", layer.name, "\" has ", count,
@@ -99,6 +118,7 @@ std::vector<PlacedExperts> expert_parallel(torch::nn::Module& module, const comm
   ZP_CHECK(
       !layers.empty(), kExpertParallel,
       ": the module has no layer of experts (zeropage/experts.h); leave the call and the axis out");
+  check_shares_none(layers);
   std::vector<std::string> lines = {c10::str("tokens: ", tokens)};
   for (const Layer& layer : layers) {
     check_layer(layer, experts);

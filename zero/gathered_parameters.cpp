@@ -35,25 +35,12 @@ std::vector<at::Tensor> tensors_of_all(const ModelRef& model) {
   return tensors;
 }
 
-// All experts of a parameter that is cut over ranks (zeropage/expert_parallel.h), on the rank of the model's world that wants them; undefined
-// on others. values: of this rank. Collective over the ranks that have the others.
-at::Tensor all_experts(const zero::ParameterSlice& slice, const at::Tensor& values,
-                       const comm::World& world, int wanted_on) {
-  const comm::World& experts = slice.ranks;
-  int root = 0;
-  while (root < experts.size() && experts.global_rank(root) != world.global_rank(wanted_on)) {
-    ++root;
+// Whether a rank of the model's world has some of the slices.
+bool has_slice(const zero::ParameterSlice& slice, const comm::World& world, int rank) {
+  for (int other = 0; other < slice.ranks.size(); ++other) {
+    if (slice.ranks.global_rank(other) == world.global_rank(rank)) return true;
   }
-  if (root == experts.size()) return {};
-  const at::Tensor own = values.contiguous();
-  if (root != experts.rank()) {
-    experts.communicator().gather(own.view(-1), root, "the experts of a whole state").wait();
-    return {};
-  }
-  at::Tensor all = at::empty(slice.cut.whole_sizes(values.sizes()), values.options());
-  all.narrow(0, experts.rank() * own.size(0), own.size(0)).copy_(own);
-  experts.communicator().gather(all.view(-1), root, "the experts of a whole state").wait();
-  return all;
+  return false;
 }
 
 }  // namespace
@@ -179,16 +166,16 @@ torch::OrderedDict<std::string, at::Tensor> full_state(const DistributedDataPara
   std::unordered_map<const c10::TensorImpl*, at::Tensor> copies;
   const zero::PlacedParameters& placed = sharded_parameters_of(model).pages->parameters();
   visit_parameters(model, [&](const std::string& name, const at::Tensor& values) {
+    const bool wanted = model.world().rank() == rank;
     const auto index = static_cast<size_t>(placed.index_of(parameters[name]));
     const zero::NamedParameter& parameter = placed[index].parameter;
-    if (parameter.is_of_experts() && !copies.contains(parameters[name].unsafeGetTensorImpl())) {
-      const at::Tensor all = all_experts(*parameter.slice, values, model.world(), rank);
-      copies[parameters[name].unsafeGetTensorImpl()] = all;
-    }
-    if (model.world().rank() != rank) return;
+    // The other ranks along "expert" give theirs.
+    const bool gives =
+        parameter.is_of_experts() && has_slice(*parameter.slice, model.world(), rank);
+    if (!wanted && !gives) return;
     at::Tensor& copy = copies[parameters[name].unsafeGetTensorImpl()];
     if (!copy.defined()) copy = whole_of(values);
-    state.insert(name, copy);
+    if (wanted) state.insert(name, copy);
   });
   for (const auto& buffer : model.named_buffers()) {
     if (model.world().rank() == rank) state.insert(buffer.key(), buffer.value().clone());

@@ -12,7 +12,7 @@
 #include "fused/experts/experts_of_rank.h"
 #include "fused/experts/routing.h"
 #include "fused/operators.h"
-#include "parallel/experts/expert_mark.h"
+#include "parallel/experts/experts_mark.h"
 #include "parallel/experts/row_exchange.h"
 #include "zeropage/check.h"
 #include "zeropage/fused.h"
@@ -100,12 +100,15 @@ Tensor ExpertsImpl::by_experts_of_all(const Tensor& copies, const Tensor& load) 
       kWho, " (", options_.experts, " experts over ", ranks->world.size(), " ranks, ",
       copies.scalar_type(), ", d_model ", options_.d_model, ", d_hidden ", options_.d_hidden, ")");
   const fused::ArrivingRows arriving = fused::arriving_rows(load, copies.size(0), ranks, name);
+  const auto own = [&ranks](const Tensor& weight) {
+    return weight.defined() ? experts::weight_of_layer(weight, ranks->world) : weight;
+  };
   const Tensor sent = copies.narrow(0, 0, arriving.sent);
   const Tensor arrived = experts::exchange_rows(sent, arriving.numbers, ranks, name);
   const Tensor sorted = fused::copies_of_tokens(arrived, arriving.order);
-  const Tensor results =
-      fused::copies_of_tokens(fused::by_experts({w_up, w_gate, w_down}, sorted, arriving.rows),
-                              fused::inverse(arriving.order));
+  const Tensor results = fused::copies_of_tokens(
+      fused::by_experts({own(w_up), own(w_gate), own(w_down)}, sorted, arriving.rows),
+      fused::inverse(arriving.order));
   const Tensor back = experts::exchange_rows(results, arriving.numbers.back(), ranks, name);
   // Copies that are dropped have no part in their token's sum.
   const int64_t dropped = copies.size(0) - arriving.sent;
@@ -119,16 +122,16 @@ int64_t ExpertsImpl::experts_here() const {
 
 void ExpertsImpl::place(const comm::World& ranks, const comm::World& same, bool is_cut) {
   placed_ = Placed{.experts = ranks_of(ranks), .same = same, .is_cut = is_cut};
-  if (!is_cut) return;
   const at::NoGradGuard no_grad;
-  const int64_t first = ranks.rank() * experts_here();
-  for (Tensor* const weight : {&w_up, &w_gate, &w_down}) {
-    if (!weight->defined()) continue;
+  for (const auto& [weight, cut] : sliced_parameters()) {
+    if (!weight.defined()) continue;
     // Each rank's part of one layer, also where ranks have drawn with seeds of their own.
-    const Tensor whole = weight->detach().contiguous();
+    const Tensor whole = weight.detach().contiguous();
     ranks.communicator().broadcast(whole.view(-1), /*root=*/0, kWho).wait();
-    weight->set_data(whole.narrow(0, first, experts_here()).clone());
-    operators::set_mark(*weight, c10::make_intrusive<experts::ExpertMark>());
+    weight.set_data(cut.take(whole, ranks.rank()));
+    operators::set_mark(weight, c10::make_intrusive<experts::ExpertsMark>(
+                                    "a weight of experts, which expert_parallel() cut",
+                                    placed_->experts, cut, same));
   }
 }
 

@@ -16,7 +16,7 @@ std::vector<int64_t> numbers_of(const Tensor& on_host) {
   return {first, first + on_host.numel()};
 }
 
-// As many for each expert, and what is left for the first ones.
+// The load where experts get as many rows, and the first ones what is left.
 Tensor even_load(int64_t rows, int64_t experts) {
   Tensor load = at::full({experts}, rows / experts, at::kLong);
   load.narrow(0, 0, rows % experts).add_(1);

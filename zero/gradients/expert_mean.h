@@ -1,7 +1,7 @@
-// The mean of the gradients of experts that are cut over ranks (zeropage/expert_parallel.h).
+// Sums of the gradients of experts that are cut over ranks (zeropage/expert_parallel.h).
 //
-// A rank's gradient of its experts is a sum already, over the tokens of all ranks along the axis "expert". What reduces it is the mean over
-// the ranks with the same experts, which divides by their number alone. All reductions of gradients divide by the rest here.
+// A rank's gradient of its experts is the mean over the ranks along the axis "expert" already, so the mean over the ranks with the same
+// experts is that over all ranks. A sum over all ranks, as an accumulator wants that divides by weights, is so many times theirs.
 #pragma once
 
 #include <ATen/core/TensorBody.h>
@@ -11,11 +11,11 @@
 
 namespace zeropage::zero {
 
-// values: of the page's gradient, which is about to be reduced by that operation; changed in place.
-inline void average_over_experts(const ParameterPages& pages, size_t page, comm::ReduceOp op,
-                                 const at::Tensor& values) {
+// values: of the page's gradient, which is about to be reduced by that operation over the ranks that have the page; changed in place.
+inline void count_all_ranks(const ParameterPages& pages, size_t page, comm::ReduceOp op,
+                            const at::Tensor& values) {
   const int ranks = pages.ranks_of_experts(page);
-  if (ranks > 1 && op == comm::ReduceOp::kMean) at::Tensor(values).div_(ranks);
+  if (ranks > 1 && op == comm::ReduceOp::kSum) at::Tensor(values).mul_(ranks);
 }
 
 }  // namespace zeropage::zero

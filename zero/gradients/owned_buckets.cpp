@@ -50,7 +50,7 @@ void OwnedBuckets::begin_training(size_t page, const std::vector<size_t>& parame
 comm::Pending OwnedBuckets::start_reduction(size_t page, comm::ReduceOp op) {
   replicas_.begin(page, op);
   const at::Tensor sum = wire(page);
-  average_over_experts(pages(), page, op, sum);
+  count_all_ranks(pages(), page, op, sum);
   return pages().shards(page).communicator().reduce_scatter(sum, op, describe(page));
 }
 

@@ -107,7 +107,7 @@ comm::Pending ShardedBuckets::start_reduction(size_t page, comm::ReduceOp op) {
     bucket.set(bucket.get().to(pages_->plan()[page].reduce_dtype));
   }
   replicas_.begin(page, op);
-  average_over_experts(*pages_, page, op, bucket.get());
+  count_all_ranks(*pages_, page, op, bucket.get());
   return pages_->shards(page).communicator().reduce_scatter(
       bucket.get(), op, "the gradient of page \"" + layout.name + "\"");
 }

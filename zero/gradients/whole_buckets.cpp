@@ -139,7 +139,7 @@ std::string WholeBuckets::describe(size_t page) const {
 
 comm::Pending ReplicatedBuckets::start_reduction(size_t page, comm::ReduceOp op) {
   const at::Tensor sum = wire(page);
-  average_over_experts(pages(), page, op, sum);
+  count_all_ranks(pages(), page, op, sum);
   return pages().world(page).communicator().all_reduce(sum, op, describe(page));
 }
 

@@ -18,7 +18,7 @@ namespace {
 std::optional<ParameterSlice> slice_by_mark(const at::Tensor& tensor) {
   const auto* mark = dynamic_cast<const parallel::SliceMark*>(operators::mark_of(tensor));
   if (mark == nullptr) return std::nullopt;
-  return ParameterSlice{mark->ranks(), mark->cut()};
+  return ParameterSlice{mark->ranks(), mark->cut(), mark->same_slices()};
 }
 
 class Walk {
@@ -167,6 +167,9 @@ const ParameterSlice* cut_of_experts(const std::vector<NamedParameter>& paramete
     if (!parameter.is_of_experts()) continue;
     if (first == nullptr) first = &parameter;
     check_one_world(*first, *first->slice, parameter, *parameter.slice);
+    ZP_CHECK(parallel::slice_mark_of(parameter.tensor) != nullptr, "parameter \"", parameter.name(),
+             "\" was converted after expert_parallel() cut it, and norms would be of this rank's "
+             "experts alone; call ->to() before expert_parallel()");
   }
   if (first == nullptr) return nullptr;
   for (const NamedParameter& parameter : parameters) {

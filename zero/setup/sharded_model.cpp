@@ -4,7 +4,6 @@
 #include <bit>
 #include <utility>
 
-#include "parallel/experts/expert_mark.h"
 #include "zero/gradients/accumulate_hooks.h"
 #include "zero/setup/choose_gradients.h"
 #include "zero/setup/memory_limits.h"
@@ -247,13 +246,6 @@ ShardedModel shard_bare_parameters(const std::vector<at::Tensor>& tensors, const
            "options.compute_dtype: an optimizer over bare parameters does not see the module that "
            "would be cast; wrap it in zeropage::DistributedDataParallel, or leave it out");
   auto parameters = parameters_of(tensors);
-  for (const NamedParameter& parameter : parameters) {
-    ZP_CHECK(
-        !parallel::experts::has_expert_mark(parameter.tensor),
-        "an optimizer over bare parameters: ", parameter.name(),
-        " has experts that expert_parallel() cut over ranks, of which a tensor alone does not say "
-        "who shares them; wrap the module in zeropage::DistributedDataParallel over the mesh");
-  }
   std::vector<std::string> lines = describe(options);
   for (const NamedParameter& parameter : parameters) lines.push_back(describe(parameter));
   world.check_agreement("the optimizer's parameters", lines);

@@ -26,9 +26,10 @@ class ExpertsMark final : public SliceMark {
     return false;
   }
   bool may_be_spread() const override { return false; }
-  const char* expected_layer() const override { return "its layer, parallel::Experts,"; }
+  const char* expected_layer() const override { return "the forward() of its layer"; }
   const char* way_out_of_layer() const override {
-    return "call the layer's forward(); for figures without a gradient call detach() first";
+    return "convert the module before expert_parallel(), and for figures without a gradient call "
+           "detach() first";
   }
   const char* cut_by() const override { return "expert_parallel()"; }
 

@@ -51,7 +51,8 @@ Tensor compute_exchange_loads(const Tensor& load, const RanksPointer& ranks,
   world.communicator().all_to_all(given.view(-1), received.view(-1), name).wait();
   for (int rank = 0; rank < world.size(); ++rank) stamp.note(received[rank], rank);
   stamp.check(world, kOtherLayer);
-  return received.narrow(1, 0, experts).cpu().contiguous();
+  const Tensor loads = received.narrow(1, 0, experts).contiguous();
+  return loads.is_meta() ? loads : loads.cpu();
 }
 
 // In each round a rank has one partner, and of two partners the lower one sends first. So nobody waits for a rank that waits.

@@ -18,7 +18,7 @@
 namespace zeropage::parallel::experts {
 
 // load: [experts], int64: this rank's rows of each expert, of all ranks. Returns [ranks, experts / ranks], int64, on the host: the rows
-// that each rank has for each expert of this one. Waits for a device.
+// that each rank has for each expert of this one. Waits for a device. Without values on the meta device.
 at::Tensor exchange_loads(const at::Tensor& load, const RanksPointer& ranks,
                           const std::string& name);
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include <torch/torch.h>
@@ -104,6 +105,23 @@ inline std::vector<Tensor> plainly_trained(int ranks, const Script& script) {
   std::vector<Tensor> values = net->parameters();
   for (const Tensor& buffer : net->buffers()) values.push_back(buffer);
   return values;
+}
+
+enum class How { kPlainly, kInARegion, kRecomputed };
+
+// Outputs of one forward, in that way.
+template <typename Model>
+Tensor outputs_of(Model& model, const Tensor& x, How how, checkpointing::Recompute& recompute) {
+  if (how == How::kInARegion) return checkpoint([&](const Tensor& x) { return model(x); }, x);
+  std::optional<ActivationScope> scope;
+  if (how == How::kRecomputed) scope.emplace(recompute);
+  return model(x);
+}
+
+inline RecomputeOptions recompute_all() {
+  RecomputeOptions everything = RecomputeOptions::selective();
+  everything.least_bytes = 1;
+  return everything;
 }
 
 }  // namespace zeropage::experts_test

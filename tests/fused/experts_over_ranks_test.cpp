@@ -50,24 +50,11 @@ Tensor part_of(const Tensor& whole, const Tensor& own, const World& experts) {
                                       : whole.narrow(0, experts.rank() * own.size(0), own.size(0));
 }
 
-enum class How { kPlainly, kInARegion, kRecomputed };
-
-// Outputs of one forward, in that way.
-template <typename Model>
-Tensor outputs_of(Model& model, const Tensor& x, How how, checkpointing::Recompute& recompute) {
-  if (how == How::kInARegion) return checkpoint([&](const Tensor& x) { return model(x); }, x);
-  std::optional<ActivationScope> scope;
-  if (how == How::kRecomputed) scope.emplace(recompute);
-  return model(x);
-}
-
 // The script's steps: by a plain loop, or by an Accumulator where a step has several micro-batches.
 template <typename Model, typename Optimizer>
 void train(const World& world, Model& model, Optimizer& optimizer, const Script& script, How how) {
   Accumulator accumulator(model, {.micro_steps = script.micro_steps});
-  RecomputeOptions everything = RecomputeOptions::selective();
-  everything.least_bytes = 1;
-  checkpointing::Recompute recompute = zeropage::recompute(model, everything);
+  checkpointing::Recompute recompute = zeropage::recompute(model, recompute_all());
   const auto loss_at = [&](int at) {
     const Tensor x = batch_of(world.rank(), at, script.tokens(world.rank(), at));
     const Tensor loss = loss_of(outputs_of(model, x, how, recompute));
@@ -240,7 +227,8 @@ TEST(ExpertsOverRanksTest, AreWholeForOperatorsOfAScript) {
     EXPECT_EQ(weight.detach().sum().item<double>(), whole->first->w_gate.sum().item<double>());
     EXPECT_THAT(error_of([&] { torch::save(net, "/dev/null"); }), HasSubstr("save_weights()"));
     EXPECT_THAT(error_of([&] { weight.square().sum().backward(); }),
-                HasSubstr("a weight of experts, which expert_parallel() cut: expected its layer"));
+                HasSubstr("a weight of experts, which expert_parallel() cut: expected the "
+                          "forward() of its layer"));
   });
 }
 
@@ -312,6 +300,49 @@ TEST(ExpertsOverRanksTest, HoldTheirPartOfWeightsAndStates) {
     run.train(world, 0, 1);
     EXPECT_EQ(run.net->first->w_up.size(0), 6);
     EXPECT_EQ(run.net->first->router.size(0), 12);
+  });
+}
+
+// Tokens that are routed evenly: to each expert as many, in the order of the experts.
+TEST(ExpertsOverRanksTest, SendTheBytesOfTheFormulaInASimulatedWorldToo) {
+  constexpr int64_t kTokens = 24, kActive = 2;
+  constexpr int kRanks = 4, kExpertRanks = 2;
+  // To the experts and back, in forward and in backward.
+  constexpr int64_t kBytes =
+      4 * kTokens * kActive * kWidth * sizeof(float) * (kExpertRanks - 1) / kExpertRanks;
+  const std::vector<MeshAxis> axes = {{"data", kRanks / kExpertRanks}, {"expert", kExpertRanks}};
+  const World simulated = World::simulated({.topology = comm::Topology::even(kRanks, kRanks)});
+  const Mesh described(simulated, axes);
+  DeferredModule deferred([] { return Experts(ExpertsOptions(kWidth, 12, 12, kActive)); });
+  expert_parallel(deferred.module(), described);
+  DistributedDataParallel model(std::move(deferred), described);
+  Optimizer<SGD> optimizer(model, SGDOptions(0.1));
+  model(torch::empty({kTokens, kWidth},
+                     torch::dtype(torch::kFloat).device(torch::kMeta).requires_grad(true)))
+      .sum()
+      .backward();
+  optimizer.step();
+  EXPECT_EQ(described["expert"].communicator().wire_traffic().pair.bytes, kBytes);
+
+  run_ranks(kRanks, [&](World& world) {
+    const Mesh mesh(world, axes);
+    Experts layer(ExpertsOptions(kWidth, 12, 12, kActive));
+    {
+      const torch::NoGradGuard no_grad;
+      layer->router.zero_();
+      for (int64_t expert = 0; expert < 12; ++expert) {
+        layer->router[expert][expert / 2 % kWidth] =
+            expert / 2 < kWidth - 2 ? 1 + 0.1 * (expert % 2) : 0;
+      }
+    }
+    expert_parallel(layer, mesh);
+    DistributedDataParallel<Experts> real(layer, mesh);
+    // Token t takes experts 2 (t % 6) and the next one.
+    Tensor x = torch::zeros({kTokens, kWidth});
+    for (int64_t token = 0; token < kTokens; ++token) x[token][token % 6] = 1;
+    x.set_requires_grad(true);
+    real(x).sum().backward();
+    EXPECT_EQ(mesh["expert"].communicator().wire_traffic().pair.bytes, kBytes);
   });
 }
 

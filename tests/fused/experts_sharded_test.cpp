@@ -20,23 +20,6 @@ namespace {
 using namespace zeropage::experts_test;
 using memory::operator""_KiB;
 
-enum class How { kPlainly, kInARegion, kRecomputed };
-
-// One forward, in that way.
-template <typename Model>
-Tensor forward(Model& model, const Tensor& x, How how, checkpointing::Recompute& recompute) {
-  if (how == How::kInARegion) return checkpoint([&](const Tensor& x) { return model(x); }, x);
-  std::optional<ActivationScope> scope;
-  if (how == How::kRecomputed) scope.emplace(recompute);
-  return model(x);
-}
-
-RecomputeOptions recompute_all() {
-  RecomputeOptions everything = RecomputeOptions::selective();
-  everything.least_bytes = 1;
-  return everything;
-}
-
 void expect_as_plain(int ranks, int stage, const Script& script,
                      const std::function<How(int step)>& how, double tolerance) {
   at::set_num_threads(1);
@@ -54,7 +37,7 @@ void expect_as_plain(int ranks, int stage, const Script& script,
       for (int micro = 0; micro < script.micro_steps; ++micro) {
         const int at = step * script.micro_steps + micro;
         const Tensor x = batch_of(world.rank(), at, script.tokens(world.rank(), at));
-        const Tensor loss = loss_of(forward(model, x, how(step), recompute));
+        const Tensor loss = loss_of(outputs_of(model, x, how(step), recompute));
         accumulator.backward(loss + model->auxiliary_loss());
       }
       accumulator.step(optimizer);

@@ -38,7 +38,7 @@ class SplitAttention final : public operators::OperatorReplacement {
   const ContextForm form_;
   std::atomic<int64_t> count_ = 0;
   std::atomic<bool> has_gradient_ = true;
-  // Of forwards and backwards; a graph may outlive the model.
+  // What forwards and backwards count in; a graph may outlive the model.
   const std::shared_ptr<std::atomic<int64_t>> meetings_ = std::make_shared<std::atomic<int64_t>>(0);
   int64_t meetings_before_ = 0;
 };

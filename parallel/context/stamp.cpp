@@ -29,7 +29,8 @@ void Stamp::note(const at::Tensor& message, int from_rank) {
 }
 
 void Stamp::check(const comm::World& world) const {
-  if (noted_.empty()) return;
+  // The other ranks of a simulated world send no values.
+  if (noted_.empty() || noted_.front().is_meta()) return;
   const at::Tensor all = at::cat(noted_).cpu();
   for (size_t index = 0; index < ranks_.size(); ++index) {
     ZP_CHECK(

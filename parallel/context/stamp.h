@@ -22,7 +22,7 @@ class Stamp {
   void put(const at::Tensor& message) const;
   // Takes it from the last elements of the last dimension of what came from a rank, to be compared by check().
   void note(const at::Tensor& message, int from_rank);
-  // Throws where one that was noted is another, and names its rank. Waits for a device.
+  // Throws where one that was noted is another, and names its rank. Waits for a device. In a simulated world nothing is compared.
   void check(const comm::World& world) const;
 
  private:

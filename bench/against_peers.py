@@ -41,7 +41,7 @@ class Peer:
     script: str  # in bench/peers, or "" for bare_loop; takes the run flags, --data, --json and --peer-option
     requirements: tuple = ()  # for pip, beside BASE_REQUIREMENTS
     install_environment: dict = field(default_factory=dict)  # for pip: name -> value
-    # Along which its ranks compute each sample together, and so do ours: "tensor" or "pipeline".
+    # Along which its ranks compute each sample together, and so do ours: "tensor", "context" or "pipeline".
     axis: str = ""
     one_rank: bool = False  # a loop without communication
 
@@ -55,6 +55,7 @@ PEERS = {
     # Not deepspeed.py, which would hide the package. 0: compile nothing at installation.
     "deepspeed": Peer("zero_deepspeed.py", ("deepspeed==0.19.8",), {"DS_BUILD_OPS": "0"}),
     "tensor_parallel": Peer("tensor_parallel.py", axis="tensor"),
+    "context_parallel": Peer("context_parallel.py", axis="context"),
     "pipeline": Peer("pipeline.py", axis="pipeline"),
 }
 
@@ -118,7 +119,7 @@ def check_arguments(parser, arguments):
             f"the peer {alone[0]} is a loop without communication: it has one rank, got --ranks "
             f"{arguments.ranks}; use --ranks 1 or another peer"
         )
-    for name in {"deepspeed", "tensor_parallel", "pipeline"}.intersection(arguments.peers):
+    for name in {"deepspeed", "tensor_parallel", "context_parallel", "pipeline"}.intersection(arguments.peers):
         if (arguments.device, arguments.compute_dtype) != ("cpu", "fp32"):
             parser.error(f"the peer {name} is set up for --device cpu and --compute-dtype fp32 only")
     sharing = [name for name in arguments.peers if PEERS[name].axis]
@@ -128,6 +129,8 @@ def check_arguments(parser, arguments):
                      "compare with it alone")
     if arguments.axis == "tensor" and arguments.heads % arguments.ranks != 0:
         parser.error(f"--heads {arguments.heads}: {arguments.ranks} ranks do not divide them")
+    if arguments.axis == "context" and arguments.sequence % (2 * arguments.ranks) != 0:
+        parser.error(f"--sequence {arguments.sequence}: expected two chunks for each of {arguments.ranks} ranks")
     if arguments.axis == "pipeline" and not 2 <= arguments.ranks <= arguments.layers:
         parser.error(f"--ranks {arguments.ranks}: a pipeline needs 2 or more, and a block for each of them")
     for option in arguments.peer_option:
@@ -145,6 +148,9 @@ def side_commands(arguments, python, data, folder):
                       str(arguments.stage)]}
     if arguments.axis:
         sides["ours"] += [f"--{arguments.axis}", str(arguments.ranks)]
+    if arguments.axis == "context":
+        chosen = flags.chosen_options("context_parallel", arguments.peer_option)
+        sides["ours"] += ["--context-form", chosen["our_form"]]
     if arguments.axis == "pipeline":
         chosen = flags.chosen_options("pipeline", arguments.peer_option)
         sides["ours"] += ["--schedule", chosen["schedule"], "--accumulate", chosen["micro_batches"]]

@@ -8,7 +8,7 @@ def print_report(arguments, figures, loss_tolerance):
     model = ("d_model", "layers", "heads", "sequence")
     words = [f"ranks {arguments.ranks}", f"threads a rank {arguments.threads}"]
     words += [f"{name} {getattr(arguments, name)}" for name in model]
-    of_batch = {"": "a rank", "tensor": "of all ranks", "pipeline": "a micro-batch"}[arguments.axis]
+    of_batch = {"": "a rank", "tensor": "of all ranks", "context": "of all ranks", "pipeline": "a micro-batch"}[arguments.axis]
     words += [f"batch {of_batch} {arguments.batch}", f"steps {arguments.steps}"]
     print(f"\n{', '.join(words)}, rounds {arguments.rounds}")
     options = " ".join(arguments.peer_option) or "the defaults"

@@ -10,6 +10,7 @@ namespace {
 
 constexpr std::string_view kData = "data";
 constexpr std::string_view kContext = "context";
+constexpr std::string_view kExpert = "expert";
 
 // "pipeline" 2, "data" 4
 std::string list_of(const std::vector<MeshAxis>& axes) {
@@ -62,7 +63,9 @@ void check_axes(const World& world, const std::vector<MeshAxis>& axes) {
 Mesh::Mesh(const World& world, std::vector<MeshAxis> axes) : world_(world), axes_(std::move(axes)) {
   check_axes(world_, axes_);
   for (const MeshAxis& axis : axes_) along_.push_back(along({axis.name}));
-  if (has(kContext) && (*this)[kContext].size() > 1) samples_ = along({kData, kContext});
+  const auto is_long = [&](std::string_view axis) { return has(axis) && (*this)[axis].size() > 1; };
+  if (is_long(kContext) || is_long(kExpert)) samples_ = along({kData, kContext, kExpert});
+  if (has(kExpert)) same_experts_ = along({kData, kContext});
 }
 
 // The ranks that have this one's place on all other axes.
@@ -83,14 +86,22 @@ World Mesh::along(const std::vector<std::string_view>& names) const {
     }
     ranks = std::move(further);
   }
-  // Attention's messages do not wait behind gradients of the same ranks.
-  const bool is_context = names == std::vector{kContext} && ranks.size() > 1;
-  if (static_cast<int>(ranks.size()) == world_.size() && !is_context) return world_;
+  // Messages of a forward do not wait behind gradients of the same ranks.
+  const bool is_of_forward =
+      (names == std::vector{kContext} || names == std::vector{kExpert}) && ranks.size() > 1;
+  if (static_cast<int>(ranks.size()) == world_.size() && !is_of_forward) return world_;
   return world_.subset(ranks, world_.where() + where);
 }
 
 const World& Mesh::samples() const {
-  return samples_ ? *samples_ : (*this)[has(kData) ? kData : kContext];
+  if (samples_) return *samples_;
+  if (has(kData)) return (*this)[kData];
+  return (*this)[has(kContext) ? kContext : kExpert];
+}
+
+const World& Mesh::same_experts() const {
+  ZP_CHECK(same_experts_, "Mesh: there is no axis \"expert\" among ", list_of(axes_));
+  return *same_experts_;
 }
 
 const World& Mesh::operator[](std::string_view axis) const {

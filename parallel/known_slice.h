@@ -4,6 +4,7 @@
 // Lifetime, threads: those of operators/tensor_mark.h.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -24,6 +25,9 @@ class KnownSlice : public operators::TensorMark {
   const comm::World& ranks() const { return ranks_->world; }
   const RanksPointer& group() const { return ranks_; }
   const SlicedDimension& cut() const { return cut_; }
+
+  // Where ranks with other slices have other tokens: the ranks that have the same slice.
+  virtual std::optional<comm::World> same_slices() const { return std::nullopt; }
 
   // For a tensor whose elements came from those of the slice.
   virtual c10::intrusive_ptr<KnownSlice> of_result() const = 0;

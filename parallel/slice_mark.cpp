@@ -239,14 +239,10 @@ bool SliceMark::meets_no_slice(at::ArrayRef<c10::IValue> arguments) const {
 void SliceMark::refuse(const c10::OperatorHandle& handle, bool gradients) const {
   const auto& name = handle.operator_name().name;
   ZP_CHECK(slice_use_of(handle) != SliceUse::kDraws, who(), ": expected no random numbers, got ",
-           name,
-           ", which would draw for this rank's slice alone; initialise the module before "
-           "tensor_parallel(), "
-           "which gives all ranks rank 0's values and cuts them");
-  ZP_CHECK(
-      !gradients, who(), ": expected a linear layer or an embedding, got ", name,
-      ", which would see this rank's slice alone; call the layer's forward(), or leave it out of "
-      "the plan, and convert the module before");
+           name, ", which would draw for this rank's slice alone; initialise the module before ",
+           cut_by(), ", which gives all ranks rank 0's values and cuts them");
+  ZP_CHECK(!gradients, who(), ": expected ", expected_layer(), ", got ", name,
+           ", which would see this rank's slice alone; ", way_out_of_layer());
   ZP_CHECK(
       false, who(),
       ": expected the layer's forward(), or an operator that does the same to each element, got ",

@@ -48,6 +48,13 @@ class SliceMark : public KnownSlice {
   virtual bool may_be_spread() const { return true; }
   // What a refusal says to do about an operator that is none of those.
   virtual const char* way_out() const;
+  // The same where gradients are needed, behind what was expected.
+  virtual const char* expected_layer() const { return "a linear layer or an embedding"; }
+  virtual const char* way_out_of_layer() const {
+    return "call the layer's forward(), or leave it out of the plan, and convert the module before";
+  }
+  // What cut the parameter.
+  virtual const char* cut_by() const { return "tensor_parallel()"; }
   // gradients: whether they are needed.
   [[noreturn]] void refuse(const c10::OperatorHandle& handle, bool gradients) const;
 

@@ -49,6 +49,9 @@ void check(const WorldDescription& world, const PlanOptions& options) {
   ZP_CHECK(world.ranks >= 1 && world.ranks <= comm::kMostSimulatedRanks,
            "WorldDescription::ranks: expected 1 to ", comm::kMostSimulatedRanks, ", got ",
            world.ranks);
+  ZP_CHECK(world.context >= 1 && world.ranks % world.context == 0,
+           "WorldDescription::context: expected a divisor of the ", world.ranks, " ranks, got ",
+           world.context);
   ZP_CHECK(world.ranks_per_host >= 1, "WorldDescription::ranks_per_host: expected 1 or more, got ",
            world.ranks_per_host);
   const auto check_bytes = [](const char* field, int64_t bytes) {

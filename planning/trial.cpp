@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <utility>
 
+#include "parallel/context/blocks.h"
 #include "planning/simulated_workspaces.h"
 #include "planning/touched_bytes.h"
 #include "zero/plan/byte_plan.h"
 #include "zero/setup/sharded_model.h"
 #include "zero/update/sharded_updates.h"
+#include "zeropage/context_parallel.h"
+#include "zeropage/mesh.h"
 #include "zeropage/recompute.h"
 
 namespace zeropage::planning {
@@ -18,9 +21,19 @@ using checkpointing::EveryBlocks;
 using checkpointing::Recompute;
 using memory::Tier;
 
-comm::World simulated(const WorldDescription& world) {
-  return comm::World::simulated(
-      {.topology = comm::Topology::even(world.ranks, world.ranks_per_host)});
+comm::Mesh simulated(const WorldDescription& world) {
+  return {
+      comm::World::simulated({.topology = comm::Topology::even(world.ranks, world.ranks_per_host)}),
+      {{"data", world.ranks / world.context}, {"context", world.context}}};
+}
+
+// Attention over the axis "context", where the world has one.
+detail::MarkModule mark_of(const WorldDescription& world, const comm::Mesh& mesh) {
+  return [&world, &mesh](torch::nn::Module& module) {
+    if (world.context > 1) {
+      parallel::context_parallel(module, mesh["context"], world.context_form);
+    }
+  };
 }
 
 comm::LinkTraffic sent_in(const comm::World& world) {
@@ -35,8 +48,9 @@ comm::LinkTraffic sent_in(const comm::World& world) {
 struct Trial::Parts {
   Parts(const detail::MakePlannedModel& make, const WorldDescription& description,
         const Options& options, const AccumulatorOptions& accumulation)
-      : world(simulated(description)),
-        planned(make(world, options)),
+      : mesh(simulated(description)),
+        has_context(description.context > 1),
+        planned(make(mesh, mark_of(description, mesh), options)),
         accumulator(planned->model(), accumulation),
         workspaces(description.allocator.workspaces) {}
 
@@ -44,6 +58,7 @@ struct Trial::Parts {
   comm::LinkTraffic sent() const {
     const zero::PageWorlds& worlds = sharded_parameters_of(planned->model()).pages->worlds();
     comm::LinkTraffic sum = sent_in(worlds.all);
+    if (has_context) sum += sent_in(mesh["context"]);
     if (!worlds.replicas) return sum;
     sum += sent_in(worlds.shards);
     sum += sent_in(*worlds.replicas);
@@ -68,7 +83,8 @@ struct Trial::Parts {
     accumulator.step(planned->optimizer());
   }
 
-  const comm::World world;
+  const comm::Mesh mesh;
+  const bool has_context;
   const std::unique_ptr<detail::PlannedModel> planned;
   Accumulator accumulator;
   SimulatedWorkspaces workspaces;
@@ -101,8 +117,7 @@ int64_t Trial::parameters() const {
 memory::TierBytes Trial::held(const Options& options) const {
   const auto states = updates_of(parts_->planned->optimizer()).states_of_a_parameter();
   const zero::ParameterPages& pages = *sharded_parameters_of(parts_->planned->model()).pages;
-  const comm::World& shards = pages.shards();
-  return zero::BytePlan(pages.layouts(), options, shards.rank(), shards.size()).held(states);
+  return zero::BytePlan(pages.layouts(), options, zero::places_of(pages.worlds())).held(states);
 }
 
 const MicroStepReduction& Trial::reduction() const {
@@ -132,6 +147,7 @@ const checkpointing::ModuleBlocks& Trial::find_blocks(const std::vector<std::str
 
 StepFigures Trial::run(CheckpointPolicy policy) {
   const memory::LedgerScope scope(ledger_);
+  const parallel::context::SimulatedDeviceScope blocks(described_.has_allocator());
   std::optional<Recompute> recompute;
   if (policy == CheckpointPolicy::kSelective) {
     recompute =

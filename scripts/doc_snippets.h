@@ -14,6 +14,7 @@
 #include "zeropage/adafactor.h"
 #include "zeropage/context_parallel.h"
 #include "zeropage/event_sink.h"
+#include "zeropage/expert_parallel.h"
 #include "zeropage/fit.h"
 #include "zeropage/lamb.h"
 #include "zeropage/muon.h"

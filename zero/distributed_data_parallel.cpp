@@ -8,6 +8,7 @@
 #include "zeropage/check.h"
 #include "zeropage/detail/model_part.h"
 #include "zeropage/event_sink.h"
+#include "zeropage/detail/slices.h"
 
 namespace zeropage {
 namespace {
@@ -58,6 +59,37 @@ void check_stage(const comm::Mesh& mesh, const torch::nn::Module& module) {
            " ranks that are no axis \"pipeline\" of the mesh; make it over mesh[\"pipeline\"]");
 }
 
+// Whether expert_parallel() has seen the module, which may have left its experts whole.
+bool has_placed_experts(const torch::nn::Module& module) {
+  const auto is_placed = [](const torch::nn::Module& of) {
+    const auto* layer = dynamic_cast<const parallel::SlicedLayer*>(&of);
+    return layer != nullptr && layer->ranks_of_same_slices();
+  };
+  const auto modules = module.modules(/*include_self=*/false);
+  return is_placed(module) || std::any_of(modules.begin(), modules.end(),
+                                          [&](const auto& of) { return is_placed(*of); });
+}
+
+void check_experts(const comm::Mesh& mesh, const torch::nn::Module& module) {
+  const comm::World* const axis =
+      mesh.has("expert") && mesh["expert"].size() > 1 ? &mesh["expert"] : nullptr;
+  ZP_CHECK(axis == nullptr || has_placed_experts(module),
+           "DistributedDataParallel: the mesh's axis \"expert\" has ", axis ? axis->size() : 1,
+           " ranks, but the module's experts were not placed on them; call expert_parallel(module, "
+           "mesh) (zeropage/expert_parallel.h) before wrapping, or leave the axis out");
+  ZP_CHECK(
+      axis == nullptr || !model_part_of(module),
+      "DistributedDataParallel: the mesh has the axis \"expert\", and the module is a stage of a "
+      "pipeline, which cannot have experts that are cut over ranks; leave one of both out");
+  const std::vector<zero::NamedParameter> parameters = zero::parameters_of(module);
+  const zero::ParameterSlice* const cut = zero::cut_of_experts(parameters);
+  ZP_CHECK(
+      cut == nullptr || (axis != nullptr && &cut->ranks.communicator() == &axis->communicator()),
+      "DistributedDataParallel: the module's experts are cut over ", cut ? cut->ranks.size() : 1,
+      " ranks that are no axis \"expert\" of the mesh; wrap it over the mesh that "
+      "expert_parallel() got");
+}
+
 // axis: along which the ranks have different tokens of a sample; null where there is none.
 void check_context(const torch::nn::Module& module, const comm::World* axis) {
   const std::string within = parallel::context::marked_within(module);
@@ -81,11 +113,13 @@ const comm::World& ranks_of_samples(const comm::Mesh& mesh) {
   for (const comm::MeshAxis& axis : mesh.axes()) {
     names += (names.empty() ? "\"" : ", \"") + axis.name + "\"";
     ZP_CHECK(
-        axis.size == 1 || axis.name == "data" || axis.name == "context" || axis.name == "tensor" ||
-            axis.name == "pipeline",
+        axis.size == 1 || axis.name == "data" || axis.name == "context" || axis.name == "expert" ||
+            axis.name == "tensor" || axis.name == "pipeline",
         "DistributedDataParallel: the mesh's axis \"", axis.name, "\" has ", axis.size,
-        " ranks: expected axes \"pipeline\", \"data\", \"context\" and \"tensor\"; wrap over a "
-        "world, such as mesh[\"data\"], and do yourself what ranks along the other axes are for");
+        " ranks: expected axes \"pipeline\", \"data\", \"context\", \"expert\" and \"tensor\"; "
+        "wrap "
+        "over a world, such as mesh[\"data\"], and do yourself what ranks along the other axes are "
+        "for");
   }
   ZP_CHECK(
       mesh.has("data"), "DistributedDataParallel: the mesh has the axes ", names,
@@ -112,6 +146,7 @@ DistributedDataParallelBase::DistributedDataParallelBase(
   const comm::World& data = ranks_of_samples(mesh);
   check_slices(mesh, *module);
   check_stage(mesh, *module);
+  check_experts(mesh, *module);
   check_context(*module, mesh.has("context") ? &mesh["context"] : nullptr);
   zero::RanksOfModel ranks{data, mesh.world()};
   if (const comm::World* const tensor = tensor_axis(mesh)) ranks.tensor = *tensor;

@@ -35,6 +35,14 @@ std::vector<at::Tensor> tensors_of_all(const ModelRef& model) {
   return tensors;
 }
 
+// Whether a rank of the model's world has some of the slices.
+bool has_slice(const zero::ParameterSlice& slice, const comm::World& world, int rank) {
+  for (int other = 0; other < slice.ranks.size(); ++other) {
+    if (slice.ranks.global_rank(other) == world.global_rank(rank)) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 std::optional<int> Modified::only_rank() const {
@@ -72,6 +80,13 @@ GatheredParameters::Held::Held(const ModelRef& model, const std::vector<at::Tens
   const zero::ParameterPages& pages = *model->sharded().pages;
   std::unordered_set<size_t> seen;
   for (const size_t index : indices_of(pages, parameters, "GatheredParameters")) {
+    const zero::NamedParameter& parameter = pages.parameters()[index].parameter;
+    ZP_CHECK(
+        !root || !parameter.is_of_experts(), "GatheredParameters: Modified::on_rank(", *root,
+        "): parameter \"", parameter.name(), "\" is cut over ",
+        parameter.is_of_experts() ? parameter.slice->ranks.size() : 1,
+        " ranks, and that rank has some of its experts alone; give the guard a list of the other "
+        "parameters, write experts before expert_parallel(), or load them by load_weights()");
     paging->add_to(pins, index, modified.anywhere());
     const size_t page = pages.parameters()[index].page;
     if (seen.insert(page).second) gathered_pages.push_back(page);
@@ -149,11 +164,18 @@ torch::OrderedDict<std::string, at::Tensor> full_state(const DistributedDataPara
   torch::OrderedDict<std::string, at::Tensor> state;
   const auto parameters = model.named_parameters();
   std::unordered_map<const c10::TensorImpl*, at::Tensor> copies;
+  const zero::PlacedParameters& placed = sharded_parameters_of(model).pages->parameters();
   visit_parameters(model, [&](const std::string& name, const at::Tensor& values) {
-    if (model.world().rank() != rank) return;
+    const bool wanted = model.world().rank() == rank;
+    const auto index = static_cast<size_t>(placed.index_of(parameters[name]));
+    const zero::NamedParameter& parameter = placed[index].parameter;
+    // The other ranks along "expert" give theirs.
+    const bool gives =
+        parameter.is_of_experts() && has_slice(*parameter.slice, model.world(), rank);
+    if (!wanted && !gives) return;
     at::Tensor& copy = copies[parameters[name].unsafeGetTensorImpl()];
     if (!copy.defined()) copy = whole_of(values);
-    state.insert(name, copy);
+    if (wanted) state.insert(name, copy);
   });
   for (const auto& buffer : model.named_buffers()) {
     if (model.world().rank() == rank) state.insert(buffer.key(), buffer.value().clone());

@@ -65,6 +65,8 @@ PEER_OPTIONS = {
         **_EVERY_PEER,
     },
     "tensor_parallel": {"vocabulary": ("sharded", "replicated"), **_EVERY_PEER},
+    # Of ours; the peer gathers keys and values.
+    "context_parallel": {"our_form": ("ring", "ulysses"), **_EVERY_PEER},
     "pipeline": {
         "schedule": ("1f1b", "gpipe"),
         "micro_batches": ("8", "4", "16", "32"),

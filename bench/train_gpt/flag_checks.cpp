@@ -161,7 +161,6 @@ void check_context(const CLI::App& app, const Flags& flags) {
   require(flags.pipeline == 1, who + "not with --pipeline yet; leave one of them out");
   require(flags.model.dropout == 0,
           who + "attention over ranks drops no weights; leave --dropout out");
-  require(!flags.simulates(), who + "not in a simulated run yet; use --communicator auto");
   require(
       !given("--sample"),
       who +

@@ -12,6 +12,7 @@
 #include "bench/train_gpt/memory_formula.h"
 #include "bench/train_gpt/run_report.h"
 #include "bench/train_gpt/trained_gpt.h"
+#include "parallel/context/blocks.h"
 #include "pipeline/schedule/simulation.h"
 #include "planning/allocation_record.h"
 #include "planning/simulated_workspaces.h"
@@ -68,7 +69,7 @@ SimulationFigures figures_of(const zeropage::DistributedDataParallelBase& model,
                              const Places& places) {
   SimulationFigures sum;
   auto worlds = worlds_of(model);
-  for (const char* axis : {"tensor", "pipeline"}) {
+  for (const char* axis : {"context", "tensor", "pipeline"}) {
     if (const zeropage::World* const world = places.along(axis)) worlds.emplace_back(axis, *world);
   }
   for (const auto& [name, world] : worlds) {
@@ -116,6 +117,7 @@ SimulatedRank run_rank(const Flags& flags, int rank) {
   zeropage::planning::SimulatedWorkspaces workspaces(flags.simulates_cuda()
                                                          ? allocator_of_simulated_cuda().workspaces
                                                          : zeropage::memory::ProductWorkspaces());
+  const zeropage::parallel::context::SimulatedDeviceScope blocks(flags.simulates_cuda());
   const auto world = simulated_world(flags, rank);
   SimulatedRank run{.rank = rank};
   const Places places = Places::of(world, flags);
@@ -150,7 +152,7 @@ SimulatedRank run_rank(const Flags& flags, int rank) {
     trained.accumulator().step(*optimizer);
     if (places.along("pipeline") != nullptr) trained.loss();
     // A real run reports its loss; there is none here.
-    mean_over_ranks(places.data, 0.0);
+    mean_over_ranks(places.samples, 0.0);
   }
   run.at_peak = ledger->at_peak(torch::kMeta);
   allocated.after = allocations->take();

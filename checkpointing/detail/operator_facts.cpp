@@ -62,11 +62,11 @@ double product_flops(const at::Tensor& left, const at::Tensor& right) {
   return 2 * static_cast<double>(left.numel()) * static_cast<double>(right.size(-1));
 }
 
-// query [batch, heads, n, e], key [batch, heads, m, e], value [batch, heads, m, v]: scores and
+// query [batch, heads, n, e], keys: how many each query meets, value [batch, heads, m, v]: scores and
 // their product with the values, without regard to a causal mask.
-double attention_flops(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
+double attention_flops(const at::Tensor& query, int64_t keys, const at::Tensor& value) {
   const int64_t rows = query.numel() / std::max<int64_t>(query.size(-1), 1);
-  return 2 * static_cast<double>(rows) * static_cast<double>(key.size(-2)) *
+  return 2 * static_cast<double>(rows) * static_cast<double>(keys) *
          static_cast<double>(query.size(-1) + value.size(-1));
 }
 
@@ -147,8 +147,12 @@ double flops_of(const OperatorFacts& facts, at::ArrayRef<c10::IValue> arguments)
            static_cast<double>(arguments[1].toTensor().size(1));
   }
   if (is_attention(facts.name)) {
-    return attention_flops(arguments[0].toTensor(), arguments[1].toTensor(),
+    return attention_flops(arguments[0].toTensor(), arguments[1].toTensor().size(-2),
                            arguments[2].toTensor());
+  }
+  // A rank's queries meet the keys of all ranks, of which it has its own.
+  if (facts.name == "zeropage::context_ring_forward") {
+    return attention_flops(arguments[0].toTensor(), arguments[4].toInt(), arguments[2].toTensor());
   }
   return is_convolution(facts.name) ? convolution_flops(arguments) : 0;
 }

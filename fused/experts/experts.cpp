@@ -9,8 +9,11 @@
 #include <torch/csrc/autograd/grad_mode.h>
 #include <torch/nn/init.h>
 
+#include "fused/experts/experts_of_rank.h"
 #include "fused/experts/routing.h"
 #include "fused/operators.h"
+#include "parallel/experts/experts_mark.h"
+#include "parallel/experts/row_exchange.h"
 #include "zeropage/check.h"
 #include "zeropage/fused.h"
 
@@ -58,15 +61,17 @@ ExpertsImpl::ExpertsImpl(const ExpertsOptions& options) : options_(options) {
 }
 
 void ExpertsImpl::reset() {
-  const int64_t d = options_.d_model, hidden = options_.d_hidden, experts = options_.experts;
-  router = register_parameter("router", drawn({experts, d}));
+  const int64_t d = options_.d_model, hidden = options_.d_hidden;
+  router = register_parameter("router", drawn({options_.experts, d}));
+  // A clone of a layer that was cut takes its values.
+  const int64_t experts = experts_here();
   w_up = register_parameter("w_up", drawn({experts, hidden, d}));
   if (options_.activation == ExpertActivation::kSwiglu)
     w_gate = register_parameter("w_gate", drawn({experts, hidden, d}));
   w_down = register_parameter("w_down", drawn({experts, d, hidden}));
   if (options_.balance_bias_rate > 0)
-    balance_bias = register_buffer("balance_bias", torch::zeros({experts}));
-  load_ = torch::zeros({experts}, torch::kLong);
+    balance_bias = register_buffer("balance_bias", torch::zeros({options_.experts}));
+  load_ = torch::zeros({options_.experts}, torch::kLong);
   untaken_loss_ = Tensor();
   untaken_ = 0;
 }
@@ -81,14 +86,69 @@ Tensor ExpertsImpl::forward(const Tensor& input) {
     if (!is_repetition()) note(routing.load, loss);
   }
 
-  const auto linear = [&](const Tensor& rows, const Tensor& weight) {
-    return fused::expert_linear(rows, weight.to(dtype), routing.rows);
-  };
   const Tensor copies = fused::copies_of_tokens(tokens.to(dtype), routing.order);
-  const Tensor up = linear(copies, w_up);
-  const Tensor hidden = w_gate.defined() ? fused::swiglu(linear(copies, w_gate), up) : at::gelu(up);
-  return fused::sum_of_copies(linear(hidden, w_down), routing.weights, routing.order)
-      .view(input.sizes());
+  const Tensor results = placed_ && placed_->is_cut
+                             ? by_experts_of_all(copies, routing.kept)
+                             : fused::by_experts({w_up, w_gate, w_down}, copies, routing.rows);
+  return fused::sum_of_copies(results, routing.weights, routing.order).view(input.sizes());
+}
+
+// copies: [rows, d_model], sorted by expert, those without one last. load: [experts], int64, rows of each.
+Tensor ExpertsImpl::by_experts_of_all(const Tensor& copies, const Tensor& load) const {
+  const RanksPointer& ranks = placed_->experts;
+  const std::string name = c10::str(
+      kWho, " (", options_.experts, " experts over ", ranks->world.size(), " ranks, ",
+      copies.scalar_type(), ", d_model ", options_.d_model, ", d_hidden ", options_.d_hidden, ")");
+  const fused::ArrivingRows arriving = fused::arriving_rows(load, copies.size(0), ranks, name);
+  const auto own = [&ranks](const Tensor& weight) {
+    return weight.defined() ? experts::weight_of_layer(weight, ranks->world) : weight;
+  };
+  const Tensor sent = copies.narrow(0, 0, arriving.sent);
+  const Tensor arrived = experts::exchange_rows(sent, arriving.numbers, ranks, name);
+  const Tensor sorted = fused::copies_of_tokens(arrived, arriving.order);
+  const Tensor results = fused::copies_of_tokens(
+      fused::by_experts({own(w_up), own(w_gate), own(w_down)}, sorted, arriving.rows),
+      fused::inverse(arriving.order));
+  const Tensor back = experts::exchange_rows(results, arriving.numbers.back(), ranks, name);
+  // Copies that are dropped have no part in their token's sum.
+  const int64_t dropped = copies.size(0) - arriving.sent;
+  return dropped == 0 ? back : at::constant_pad_nd(back, {0, 0, 0, dropped});
+}
+
+int64_t ExpertsImpl::experts_here() const {
+  return placed_ && placed_->is_cut ? options_.experts / placed_->experts->world.size()
+                                    : options_.experts;
+}
+
+void ExpertsImpl::place(const comm::World& ranks, const comm::World& same, bool is_cut) {
+  placed_ = Placed{.experts = ranks_of(ranks), .same = same, .is_cut = is_cut};
+  const at::NoGradGuard no_grad;
+  for (const auto& [weight, cut] : sliced_parameters()) {
+    if (!weight.defined()) continue;
+    // Each rank's part of one layer, also where ranks have drawn with seeds of their own.
+    const Tensor whole = weight.detach().contiguous();
+    ranks.communicator().broadcast(whole.view(-1), /*root=*/0, kWho).wait();
+    weight.set_data(cut.take(whole, ranks.rank()));
+    operators::set_mark(weight, c10::make_intrusive<experts::ExpertsMark>(
+                                    "a weight of experts, which expert_parallel() cut",
+                                    placed_->experts, cut, same));
+  }
+}
+
+std::vector<SlicedParameter> ExpertsImpl::sliced_parameters() const {
+  if (!placed_ || !placed_->is_cut) return {};
+  const SlicedDimension cut(
+      Slices(options_.experts, /*unit=*/1, placed_->experts->world.size(), kWho));
+  return {{w_up, cut}, {w_gate, cut}, {w_down, cut}};
+}
+
+const comm::World& ExpertsImpl::ranks_of_slices() const {
+  TORCH_INTERNAL_ASSERT(placed_, "the ranks of experts that nobody placed");
+  return placed_->experts->world;
+}
+
+std::optional<comm::World> ExpertsImpl::ranks_of_same_slices() const {
+  return placed_ ? std::optional(placed_->same) : std::nullopt;
 }
 
 // The dtype of the experts' products.

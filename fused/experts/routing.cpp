@@ -24,16 +24,6 @@ Tensor count(const Tensor& choices, int64_t experts) {
   return at::zeros({experts}, choices.options()).scatter_add_(0, choices, at::ones_like(choices));
 }
 
-// keys: [copies], by which copies are sorted; what is alike stays in order.
-CopyOrder sorted_by(const Tensor& keys, int64_t active) {
-  CopyOrder order;
-  order.active = active;
-  order.copy_of_row = std::get<1>(at::sort(keys, /*stable=*/true, 0, /*descending=*/false));
-  order.row_of_copy = at::empty_like(order.copy_of_row)
-                          .scatter_(0, order.copy_of_row, at::arange(keys.numel(), keys.options()));
-  return order;
-}
-
 int64_t capacity_of(const parallel::ExpertsOptions& options, int64_t copies) {
   return static_cast<int64_t>(std::ceil(*options.capacity_factor * static_cast<double>(copies) /
                                         static_cast<double>(options.experts)));
@@ -65,15 +55,15 @@ Routing route(const Tensor& scores, const Tensor& bias, const parallel::ExpertsO
   const Tensor of_copy = choices.reshape({-1});
   routing.load = count(of_copy, options.experts);
   routing.order = sorted_by(of_copy, options.active);
-  Tensor kept = routing.load;
+  routing.kept = routing.load;
   if (options.capacity_factor) {
     const int64_t capacity = capacity_of(options, of_copy.numel());
     const Tensor beyond = is_beyond(capacity, of_copy, routing.load, routing.order);
-    kept = routing.load.clamp_max(capacity);
+    routing.kept = routing.load.clamp_max(capacity);
     routing.order = sorted_by(of_copy.masked_fill(beyond, options.experts), options.active);
     routing.weights = routing.weights.masked_fill(beyond.view_as(choices), 0);
   }
-  routing.rows = {.ends = kept.cumsum(0).to(at::kInt), .all = !options.capacity_factor};
+  routing.rows = {.ends = routing.kept.cumsum(0).to(at::kInt), .all = !options.capacity_factor};
   return routing;
 }
 

@@ -16,6 +16,7 @@ struct Routing {
   at::Tensor weights;        // [tokens, active], with a gradient
   at::Tensor load;           // [experts], int64: choices of each, dropped ones too
   CopyOrder order;           // by expert, and within an expert by token; dropped copies last
+  at::Tensor kept;           // [experts], int64: those of them that are not dropped
   ExpertRows rows;
 };
 

@@ -128,6 +128,15 @@ TORCH_LIBRARY_IMPL(zeropage, CompositeExplicitAutograd, library) {
 
 }  // namespace
 
+CopyOrder sorted_by(const Tensor& keys, int64_t active) {
+  CopyOrder order;
+  order.active = active;
+  order.copy_of_row = std::get<1>(at::sort(keys, /*stable=*/true, 0, /*descending=*/false));
+  order.row_of_copy = at::empty_like(order.copy_of_row)
+                          .scatter_(0, order.copy_of_row, at::arange(keys.numel(), keys.options()));
+  return order;
+}
+
 Tensor copies_of_tokens(const Tensor& tokens, const CopyOrder& order) {
   static const auto handle = operator_of("zeropage::copies_of_tokens", &copies_forward);
   return handle.call(tokens, order.copy_of_row, order.row_of_copy, order.active);

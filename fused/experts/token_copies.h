@@ -14,6 +14,13 @@ struct CopyOrder {
   int64_t active;  // copies of each token
 };
 
+// Copies sorted by `keys`, [copies], int64; what is alike stays in order.
+CopyOrder sorted_by(const at::Tensor& keys, int64_t active);
+// What undoes an order of one copy a token.
+inline CopyOrder inverse(const CopyOrder& order) {
+  return {.copy_of_row = order.row_of_copy, .row_of_copy = order.copy_of_row, .active = 1};
+}
+
 // Both are operators with a gradient. They gather and add in an order of their own, the copies of a token one after the other, and so
 // to the same bits on any number of threads.
 

@@ -4,11 +4,13 @@
 #include <cstdint>
 #include <optional>
 #include <ostream>
+#include <vector>
 
 #include <ATen/core/TensorBody.h>
 #include <torch/nn/cloneable.h>
 #include <torch/nn/pimpl.h>
 
+#include "zeropage/detail/slices.h"
 #include "zeropage/world.h"
 
 // A feed-forward layer of many experts, of which a router chooses a few for each token (Shazeer et al., "Outrageously Large
@@ -23,12 +25,13 @@
 //
 // The experts' weights are stacked: one tensor for each matrix of all experts. So every rank runs the same operators on the
 // same parameters wherever its tokens go, at every stage of ZeRO, and an expert without tokens has a gradient of zeros, on a rank
-// that has no token at all too. At stage 3 the stacked weights of a layer are gathered as a whole.
+// that has no token at all too. At stage 3 the stacked weights of a layer are gathered as a whole. zeropage/expert_parallel.h spreads the
+// experts over ranks, to which tokens travel.
 //
 // It works in checkpointed regions, under autocast, and with parameters and inputs of low precision: the router's scores and weights
 // are then computed in fp32. It works under a Recompute, at stage 3 where no rank is without tokens (docs/experts.md).
 //
-// Threads: as a module of LibTorch. Collective: nothing but update_balance(). A backward with create_graph=true throws.
+// Threads: as a module of LibTorch. Collective: update_balance(); and where experts are spread over ranks, forward and backward. A backward with create_graph=true throws.
 
 namespace zeropage::parallel {
 
@@ -70,7 +73,7 @@ struct ExpertsOptions {
   std::optional<double> capacity_factor;
 };
 
-class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl> {
+class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl>, public SlicedLayer {
  public:
   // Draws parameters as torch::nn::Linear draws its weight. Throws unless all sizes are 1 or more, 1 <= active <= experts, a
   // capacity factor is above 0, and the balance's numbers are 0 or more.
@@ -104,20 +107,38 @@ class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl> {
   // World::sum() of `experts` numbers. Without balance_bias_rate it throws; where no token came the bias stays.
   void update_balance(const comm::World& world);
 
+  // What expert_parallel() does to a layer (zeropage/expert_parallel.h). ranks: this rank's group along "expert". same: the ranks with its
+  // place there. is_cut: this rank keeps experts / P of its P ranks, and tokens travel; else all of them stay.
+  void place(const comm::World& ranks, const comm::World& same, bool is_cut);
+  const ExpertsOptions& options() const { return options_; }
+
+  std::vector<SlicedParameter> sliced_parameters() const override;
+  const comm::World& ranks_of_slices() const override;
+  std::optional<comm::World> ranks_of_same_slices() const override;
+
   void pretty_print(std::ostream& stream) const override;
 
-  torch::Tensor router;        // [experts, d_model]
-  torch::Tensor w_up;          // [experts, d_hidden, d_model]
-  torch::Tensor w_gate;        // the same; undefined without kSwiglu
-  torch::Tensor w_down;        // [experts, d_model, d_hidden]
+  torch::Tensor router;  // [experts, d_model]
+  torch::Tensor w_up;    // [experts, d_hidden, d_model]; where experts are cut, those of this rank
+  torch::Tensor w_gate;  // the same; undefined without kSwiglu
+  torch::Tensor w_down;  // [experts, d_model, d_hidden]; the same
   torch::Tensor balance_bias;  // [experts], fp32, a buffer; undefined without balance_bias_rate
 
  private:
+  struct Placed {
+    RanksPointer experts;
+    comm::World same;
+    bool is_cut;
+  };
+
+  int64_t experts_here() const;
   at::ScalarType computed_in(const torch::Tensor& input) const;
   torch::Tensor scores_of(const torch::Tensor& tokens) const;
+  torch::Tensor by_experts_of_all(const torch::Tensor& copies, const torch::Tensor& load) const;
   void note(const torch::Tensor& load, const torch::Tensor& loss);
 
   ExpertsOptions options_;
+  std::optional<Placed> placed_;
   torch::Tensor
       load_;  // [experts], int64: choices since update_balance(), of this rank, so that it is no buffer
   torch::Tensor untaken_loss_;  // []; undefined where there is none

@@ -92,11 +92,12 @@ class GatheredGradients {
 };
 
 // Calls visit(name, values) for every parameter in named_parameters() order, a tied one under each
-// of its names; values: whole, until visit returns. Gathers a page at a time. Collective.
+// of its names; values: whole, until visit returns; of a parameter that is cut over ranks, this rank's slice. Gathers a page at a time.
+// Collective.
 void visit_parameters(const DistributedDataParallelBase& model,
                       const std::function<void(const std::string&, const at::Tensor&)>& visit);
 
-// Copies of all whole parameters, those that tensor_parallel() cut too, and of the buffers, on that rank;
+// Copies of all whole parameters, those that tensor_parallel() and expert_parallel() cut too, and of the buffers, on that rank;
 // empty on the others. A tied parameter is one tensor under each of its names. Collective.
 torch::OrderedDict<std::string, at::Tensor> full_state(const DistributedDataParallelBase& model,
                                                        int rank = 0);

@@ -7,8 +7,8 @@
 // numbers the ranks of a host in a row, the last axes lie within hosts, and their ranks use shared memory.
 //
 // An axis is a world of its own, over the ranks that have this one's place on all other axes: by World::split()'s
-// rules, in the order of their places. An axis as long as the world is the world itself, but for "context", whose
-// messages then have a world of their own.
+// rules, in the order of their places. An axis as long as the world is the world itself, but for "context" and
+// "expert", whose messages then have worlds of their own.
 //
 // A Mesh is a handle: copies share its worlds. The last copy closes them; every rank should drop its own at the
 // same point of the program.
@@ -38,9 +38,11 @@ class Mesh {
   // The ranks along that axis, with this one's place as its rank. Throws for an axis that there is not.
   const World& operator[](std::string_view axis) const;
 
-  // The ranks that have different tokens, and over which a model is sharded: those along "data", and along "context" where
-  // there is that axis (zeropage/context_parallel.h). Throws where there is neither.
+  // The ranks that have different tokens, and over which a model is sharded: those along "data", and along "context" and
+  // "expert" where there are those axes (zeropage/context_parallel.h, expert_parallel.h). Throws where there is none.
   const World& samples() const;
+  // The ranks of samples() with this one's place along "expert", which have the same experts. Throws where there is no such axis.
+  const World& same_experts() const;
 
   const World& world() const { return world_; }
   const std::vector<MeshAxis>& axes() const { return axes_; }
@@ -52,7 +54,8 @@ class Mesh {
   World world_;
   std::vector<MeshAxis> axes_;
   std::vector<World> along_;      // by axis
-  std::optional<World> samples_;  // none: as along "data"
+  std::optional<World> samples_;  // none: as along the only axis of them
+  std::optional<World> same_experts_;
 };
 
 }  // namespace zeropage::comm

@@ -39,6 +39,10 @@
 // Threads: any; measure with nothing else running. Throws c10::Error for a file that is not what this
 // writes; one that cannot be written is said on stderr, and measured again next time.
 
+namespace zeropage::parallel {
+enum class ContextForm : uint8_t;
+}  // namespace zeropage::parallel
+
 namespace zeropage {
 
 // Speeds of one thread; 0: not known.
@@ -91,6 +95,10 @@ struct DeviceAllocator {
 struct WorldDescription {
   int ranks = 1;           // 1 to comm::kMostSimulatedRanks
   int ranks_per_host = 8;  // at most; the last host may have fewer
+  // Neighbouring ranks that have some of each sample's tokens (zeropage/context_parallel.h), and how attention runs over them.
+  // A sample that is planned has a rank's tokens alone: 1 / context of the sequence, a multiple of 2.
+  int context = 1;
+  parallel::ContextForm context_form = {};  // the ring
   // The memory of a rank's device, as far as LibTorch's allocator may reserve it.
   int64_t device_memory_bytes = 0;
   // Memory of a host, for all of its ranks.
@@ -177,14 +185,24 @@ class PlannedModel {
   virtual void checkpoint_blocks(checkpointing::EveryBlocks every) = 0;
 };
 
-using MakePlannedModel =
-    std::function<std::unique_ptr<PlannedModel>(const comm::World& world, const Options& options)>;
+// Gives a module the attention of the world that is described.
+using MarkModule = std::function<void(torch::nn::Module& module)>;
+using MakePlannedModel = std::function<std::unique_ptr<PlannedModel>(
+    const comm::Mesh& mesh, const MarkModule& mark, const Options& options)>;
+
+template <typename M>
+DeferredModule<M> marked(const std::function<M()>& construct, const MarkModule& mark) {
+  DeferredModule<M> deferred(construct);
+  mark(*deferred.module());
+  return deferred;
+}
 
 template <typename M>
 class PlannedModelOf final : public PlannedModel {
  public:
-  PlannedModelOf(const ModelToPlan<M>& given, const comm::World& world, const Options& options)
-      : given_(given), model_(DeferredModule<M>(given.construct), world, options) {
+  PlannedModelOf(const ModelToPlan<M>& given, const comm::Mesh& mesh, const MarkModule& mark,
+                 const Options& options)
+      : given_(given), model_(marked(given.construct, mark), mesh, options) {
     optimizer_ = given_.optimizer ? given_.optimizer(model_)
                                   : std::make_unique<Optimizer<torch::optim::AdamW>>(model_);
   }
@@ -326,8 +344,8 @@ at::Tensor without_values(const at::Tensor& tensor);
 // model: outlives what this makes.
 template <typename M>
 MakePlannedModel make_planned(const ModelToPlan<M>& model) {
-  return [&model](const comm::World& of_rank, const Options& setting) {
-    return std::make_unique<PlannedModelOf<M>>(model, of_rank, setting);
+  return [&model](const comm::Mesh& mesh, const MarkModule& mark, const Options& setting) {
+    return std::make_unique<PlannedModelOf<M>>(model, mesh, mark, setting);
   };
 }
 template <typename M>

@@ -92,7 +92,8 @@ uint64_t hash_of(const at::Tensor& whole) {
 
 at::Tensor in_dtype_of_autocast(const at::Tensor& tensor) {
   const c10::DeviceType device = tensor.device().type();
-  if (!at::autocast::is_autocast_enabled(device)) return tensor;
+  // A simulated world has no autocast.
+  if (tensor.is_meta() || !at::autocast::is_autocast_enabled(device)) return tensor;
   return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), tensor, device);
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -10,10 +11,15 @@ namespace zeropage::parallel::context {
 namespace {
 
 constexpr int64_t kTileQueries = 256;
+// The log of the sum of no scores.
+constexpr double kNone = -std::numeric_limits<double>::infinity();
+
+thread_local bool simulates_a_device = false;
 
 // LibTorch's kernel for the host keeps no scores, and takes no mask that we need.
 bool has_kernel(const at::Tensor& query, const Form& form) {
-  return query.device().is_cpu() && !form.allowed.defined();
+  const bool is_host = query.is_meta() ? !simulates_a_device : query.device().is_cpu();
+  return is_host && !form.allowed.defined();
 }
 
 // exp(scores - log_sum), 0 where nothing is allowed. [batch, heads, tile, keys]
@@ -24,7 +30,6 @@ class Tile {
       : scores_(at::matmul(query.narrow(2, begin, numel).to(merged_dtype(query.scalar_type())),
                            key.to(merged_dtype(key.scalar_type())).transpose(-2, -1))
                     .mul_(form.scale)) {
-    constexpr double kNone = -std::numeric_limits<double>::infinity();
     if (form.allowed.defined()) {
       scores_.masked_fill_(form.allowed.narrow(2, begin, numel).logical_not(), kNone);
     }
@@ -36,7 +41,7 @@ class Tile {
   at::Tensor log_sum() const { return at::logsumexp(scores_, -1); }
   at::Tensor weights(const at::Tensor& log_sum) const {
     // Without a key both are minus infinity.
-    const at::Tensor finite = log_sum.masked_fill(at::isinf(log_sum), 0);
+    const at::Tensor finite = log_sum.masked_fill(log_sum == kNone, 0);
     return at::exp(scores_ - finite.unsqueeze(-1));
   }
 
@@ -91,6 +96,13 @@ AttentionGradients backward_by_products(const at::Tensor& gradient, const at::Te
 
 }  // namespace
 
+SimulatedDeviceScope::SimulatedDeviceScope(bool is_device)
+    : before_(std::exchange(simulates_a_device, is_device)) {}
+
+SimulatedDeviceScope::~SimulatedDeviceScope() {
+  simulates_a_device = before_;
+}
+
 at::ScalarType merged_dtype(at::ScalarType dtype) {
   return dtype == at::kDouble ? at::kDouble : at::kFloat;
 }
@@ -118,7 +130,7 @@ AttentionGradients attend_backward(const at::Tensor& gradient, const at::Tensor&
 MergedAttention::MergedAttention(const at::Tensor& like) : dtype_(like.scalar_type()) {
   const at::TensorOptions options = like.options().dtype(merged_dtype(dtype_));
   output_ = at::zeros(like.sizes(), options);
-  log_sum_ = at::full(like.sizes().slice(0, 3), -std::numeric_limits<double>::infinity(), options);
+  log_sum_ = at::full(like.sizes().slice(0, 3), kNone, options);
 }
 
 void MergedAttention::add(const Attended& part, int64_t first_query) {
@@ -127,7 +139,7 @@ void MergedAttention::add(const Attended& part, int64_t first_query) {
   const at::Tensor log_sum = log_sum_.narrow(2, first_query, queries);
   const at::Tensor together = at::logaddexp(log_sum, part.log_sum);
   // Without a key in either, all three are minus infinity, and both weights 0.
-  const at::Tensor finite = together.masked_fill(at::isinf(together), 0);
+  const at::Tensor finite = together.masked_fill(together == kNone, 0);
   output.mul_(at::exp(log_sum - finite).unsqueeze(-1));
   output.addcmul_(part.output.to(output.scalar_type()),
                   at::exp(part.log_sum - finite).unsqueeze(-1));

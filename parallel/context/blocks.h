@@ -31,6 +31,19 @@ AttentionGradients attend_backward(const at::Tensor& gradient, const at::Tensor&
                                    const at::Tensor& key, const at::Tensor& value,
                                    const Attended& whole, const Form& form);
 
+// While it lives, what this thread computes on the meta device is computed as on a device, whose blocks take the scores of a tile
+// of queries; by default as on the host, whose kernel keeps none.
+class SimulatedDeviceScope {
+ public:
+  explicit SimulatedDeviceScope(bool is_device);
+  ~SimulatedDeviceScope();
+  SimulatedDeviceScope(const SimulatedDeviceScope&) = delete;
+  SimulatedDeviceScope& operator=(const SimulatedDeviceScope&) = delete;
+
+ private:
+  const bool before_;
+};
+
 // The dtype in which parts are merged, and gradients of keys added up.
 at::ScalarType merged_dtype(at::ScalarType dtype);
 

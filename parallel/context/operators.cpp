@@ -8,8 +8,8 @@
 #include "operators/operator_handle.h"
 #include "parallel/context/chunks.h"
 #include "parallel/context/ring.h"
-#include "parallel/context/stamp.h"
 #include "parallel/rank_operators.h"
+#include "parallel/stamp.h"
 
 namespace zeropage::parallel::context {
 namespace {
@@ -23,7 +23,7 @@ RingOptions options_of(const std::optional<at::Tensor>& documents, double scale,
 
 std::tuple<at::Tensor, at::Tensor> compute_ring_forward(
     const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
-    const std::optional<at::Tensor>& documents, double scale, bool is_causal,
+    const std::optional<at::Tensor>& documents, int64_t /*length*/, double scale, bool is_causal,
     const RanksPointer& ranks, const std::string& name) {
   Attended attended = ring_attention(
       query, key, value, options_of(documents, scale, is_causal, ranks, name), ranks->world, name);
@@ -52,7 +52,7 @@ at::Tensor exchanged(const at::Tensor& given, const comm::World& world, const st
   const at::Tensor received = at::empty_like(sent);
   world.communicator().all_to_all(sent.view(-1), received.view(-1), name).wait();
   for (int rank = 0; rank < world.size(); ++rank) stamp.note(received[rank], rank);
-  stamp.check(world);
+  stamp.check(world, kOtherAttention);
   return received.narrow(1, 0, numel).view(given.sizes());
 }
 
@@ -90,10 +90,9 @@ at::Tensor compute_gather_alike(const at::Tensor& tensor, const RanksPointer& ra
 TORCH_LIBRARY_FRAGMENT(zeropage, library) {
   register_ranks();
   library.def(
-      "context_ring_forward(Tensor query, Tensor key, Tensor value, Tensor? documents, float "
-      "scale, "
-      "bool is_causal, __torch__.torch.classes.zeropage.Ranks ranks, str name) -> (Tensor, "
-      "Tensor)");
+      "context_ring_forward(Tensor query, Tensor key, Tensor value, Tensor? documents, int "
+      "length, float scale, bool is_causal, __torch__.torch.classes.zeropage.Ranks ranks, str "
+      "name) -> (Tensor, Tensor)");
   library.def(
       "context_ring_backward(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor "
       "output, "
@@ -124,7 +123,9 @@ std::tuple<at::Tensor, at::Tensor> ring_forward(const at::Tensor& query, const a
                                                 const std::string& name) {
   static const auto handle =
       operators::operator_of("zeropage::context_ring_forward", &compute_ring_forward);
-  return handle.call(query, key, value, documents, scale, is_causal, ranks, name);
+  // Who counts operators' FLOPs learns from it how many keys meet the queries.
+  const int64_t length = key.size(2) * ranks->world.size();
+  return handle.call(query, key, value, documents, length, scale, is_causal, ranks, name);
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> ring_backward(

@@ -7,7 +7,7 @@
 #include <ATen/ATen.h>
 
 #include "parallel/context/chunks.h"
-#include "parallel/context/stamp.h"
+#include "parallel/stamp.h"
 
 namespace zeropage::parallel::context {
 namespace {
@@ -140,7 +140,7 @@ Attended ring_attention(const at::Tensor& query, const at::Tensor& key, const at
               merged.add(attend(meeting.of_queries(query), keys, values, meeting.form()),
                          meeting.block().first_query);
             })
-      .check(world);
+      .check(world, kOtherAttention);
   return merged.whole();
 }
 

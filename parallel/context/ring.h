@@ -10,6 +10,12 @@
 
 namespace zeropage::parallel::context {
 
+// What a rank does whose stamp (parallel/stamp.h) is another, and what to do.
+inline constexpr const char* kOtherAttention =
+    "has other sizes, another dtype or scale, is causal or packed where this rank is not, or gave "
+    "split_context() another batch; ranks along the axis must call it alike on parts of the same "
+    "samples, so let samplers go by mesh[\"data\"]";
+
 struct RingOptions {
   double scale = 1;
   bool is_causal = false;

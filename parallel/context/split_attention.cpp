@@ -83,8 +83,19 @@ void SplitAttention::run(torch::jit::Stack& stack) {
                                            .scale = argument(6).toOptional<double>(),
                                            .form = form_,
                                            .documents = {}});
+  ++*meetings_;
+  if (attended.requires_grad()) {
+    attended.register_hook([meetings = meetings_](const at::Tensor&) { ++*meetings; });
+  }
+  // A region's forward has none, and it runs again in backward.
+  if (c10::GradMode::is_enabled()) has_gradient_ = attended.requires_grad();
   torch::jit::drop(stack, kArguments);
   stack.emplace_back(std::move(attended));
+}
+
+bool SplitAttention::was_met() {
+  const int64_t now = *meetings_;
+  return std::exchange(meetings_before_, now) != now || !has_gradient_;
 }
 
 void ModelForwards::begin() {

@@ -29,11 +29,18 @@ class SplitAttention final : public operators::OperatorReplacement {
   const comm::World& world() const { return world_; }
   // How often it ran.
   int64_t count() const { return count_; }
+  // Since the last call: whether it ran, or a gradient came back to it, which a backward of a graph that was kept does again. Also
+  // true where it ran last without a gradient in sight, as in a model whose head alone is trained.
+  bool was_met();
 
  private:
   const comm::World world_;
   const ContextForm form_;
   std::atomic<int64_t> count_ = 0;
+  std::atomic<bool> has_gradient_ = true;
+  // What forwards and backwards count in; a graph may outlive the model.
+  const std::shared_ptr<std::atomic<int64_t>> meetings_ = std::make_shared<std::atomic<int64_t>>(0);
+  int64_t meetings_before_ = 0;
 };
 
 // What a wrapped model's forwards are, for attention: whose ranks average its gradients, and what runs in attention's place.

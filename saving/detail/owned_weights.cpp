@@ -49,7 +49,7 @@ void fill_owned(const zero::ParameterPages& pages, const zero::PlacedParameter& 
   const ReadElements& values =
       stored.dtype == owned.values.scalar_type() ? stored.rounded : stored.exact;
   // Where every rank has all of it, others read the rest.
-  const Range shard = pages.layouts()[placed.page].shard(pages.shards().rank());
+  const Range shard = pages.layouts()[placed.page].shard(pages.shards(placed.page).rank());
   for_each_run(placed, intersection(own, shard),
                [&](const ElementRun& run) { values(run.in_whole, part(owned.values, run)); });
   if (!owned.copy.defined()) return;

@@ -282,22 +282,29 @@ json own_told(const zero::ShardedModel& sharded, bool with_options) {
   const zero::AgreementHashes told = sharded.agreement->hashes_now();
   const comm::World* const slices = sharded.pages->tensor_world();
   const comm::World* const stages = zero::pipeline_world_of(*sharded.pages);
+  const auto& experts = sharded.pages->worlds().experts;
   return {
       {"steps", told.steps},
       {"settings", with_options ? told.settings : 0},
       {"values", told.values},
+      {"values of experts",
+       sharded.agreement->own_hashes(zero::RankAgreement::Axis::kExperts).values},
+      {"part of experts", experts ? experts->rank() : 0},
       {"part", {stages == nullptr ? 0 : stages->rank(), slices == nullptr ? 0 : slices->rank()}}};
 }
 
 bool differ(const std::vector<json>& by_rank) {
-  std::map<json, json> values_of_part;
+  std::map<json, json> values_of_part, values_of_experts;
   const json& first = by_rank.front().at("told");
   return std::any_of(by_rank.begin(), by_rank.end(), [&](const json& of_rank) {
     const json& told = of_rank.at("told");
     const json& values =
         values_of_part.try_emplace(told.at("part"), told.at("values")).first->second;
+    const json& of_experts =
+        values_of_experts.try_emplace(told.at("part of experts"), told.at("values of experts"))
+            .first->second;
     return told.at("steps") != first.at("steps") || told.at("settings") != first.at("settings") ||
-           told.at("values") != values;
+           told.at("values") != values || told.at("values of experts") != of_experts;
   });
 }
 

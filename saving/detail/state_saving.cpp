@@ -24,7 +24,7 @@ using state::ChecksumPiece;
 // first one writes.
 Range written_part(const zero::ParameterPages& pages, size_t page) {
   if (pages.worlds().group() > 0) return {};
-  return pages.layouts()[page].shard(pages.shards().rank());
+  return pages.layouts()[page].shard(pages.shards(page).rank());
 }
 
 bool is_first_of_slices(const zero::ParameterPages& pages) {

@@ -205,6 +205,32 @@ TEST_F(MeshFlagsTest, WhatIsSimulatedIsSentAndHeld) {
   }
 }
 
+TEST_F(MeshFlagsTest, ASimulatedRunWhoseRanksShareSamplesSendsAndHoldsWhatARealOneDoes) {
+  for (const char* mesh :
+       {"--ranks 2 --context 2 --stage 0", "--ranks 4 --context 4 --stage 3",
+        "--ranks 4 --context 2 --stage 3", "--ranks 4 --context 2 --tensor 2 --stage 1",
+        "--ranks 4 --context 4 --context-form ulysses --stage 2",
+        "--ranks 4 --context 2 --context-form ulysses --stage 3 --checkpoint-activations "
+        "every:1"}) {
+    SCOPED_TRACE(mesh);
+    const std::string flags = std::string("--heads 4 --sequence 32 --batch 4 ") + mesh;
+    const auto real = run(flags);
+    const auto simulated = run(flags + " --communicator simulated");
+    for (size_t rank = 0; rank < real["memory"].size(); ++rank) {
+      for (const char* axis : {"context", "data", "tensor"}) {
+        EXPECT_EQ(simulated["wire_bytes_by_axis"][rank][axis],
+                  real["wire_bytes_by_axis"][rank][axis])
+            << axis << " of rank " << rank;
+      }
+      const auto& planned = simulated["memory"][rank];
+      const auto& held = real["memory"][rank];
+      EXPECT_NEAR(planned["persistent_bytes"].get<double>(), held["persistent_bytes"], 128);
+      const auto peak = held["peak_bytes"].get<double>() - held["at_peak"]["staging"].get<double>();
+      EXPECT_NEAR(planned["peak_bytes"].get<double>(), peak, 0.03 * peak);
+    }
+  }
+}
+
 TEST_F(MeshFlagsTest, AStateGoesOnOverTheSameMeshAndOverOthers) {
   const std::string flags = "--global-batch 4 --dropout 0.1 --steps 6 ";
   const std::string cut = flags + "--ranks 4 --tensor 2 --stage 3 ";

@@ -110,6 +110,72 @@ TEST_F(PlanCommandTest, PlansOptimizersOfWholeTensors) {
   EXPECT_GT(states("adafactor"), 0);
 }
 
+// Of stage 0 on the device, with all activations kept.
+nlohmann::json plainest(const nlohmann::json& plan) {
+  for (const auto& setting : plan["settings"]) {
+    if (setting["stage"] == "0" && setting["offload_optimizer"] == "device" &&
+        setting["checkpoint"] == "none") {
+      return setting;
+    }
+  }
+  return {};
+}
+
+TEST_F(PlanCommandTest, PlansRanksThatShareEachSamplesTokens) {
+  const std::string model =
+      "--model llama:d=64,layers=4,heads=8,key_heads=2 --sequence 4096 --world 4 --workspace 0 ";
+  const auto whole = planned(model), four = planned(model + "--context 4");
+  const auto by_heads = planned(model + "--context 4 --context-form ulysses");
+  const auto activations = [](const nlohmann::json& plan) {
+    return plainest(plan)["at_peak"]["device"]["activation"].get<double>();
+  };
+  const auto sent = [](const nlohmann::json& plan) {
+    return plainest(plan)["sent"]["within_host"]["bytes"].get<int64_t>();
+  };
+  EXPECT_EQ(whole["parameters"], four["parameters"]);
+  EXPECT_EQ(four["world"]["context"], 4);
+  EXPECT_EQ(four["sequence"], 4096);
+  EXPECT_NEAR(activations(four) / activations(whole), 0.25, 0.05);
+  EXPECT_NEAR(activations(by_heads) / activations(whole), 0.25, 0.05);
+  EXPECT_NEAR(plainest(four)["flops"].get<double>() / plainest(whole)["flops"].get<double>(), 0.25,
+              1e-9);
+  // Keys and values of a rank, 3 turns in forward, and in backward 3 and 4 of their gradients. Heads are repeated before they
+  // travel, as the model has no grouped attention.
+  constexpr int64_t kPart = 1024 * 64 * 4;
+  EXPECT_EQ(sent(four) - sent(whole), 4 * ((3 + 3) * (2 * kPart + 8) + 4 * 2 * kPart));
+  EXPECT_EQ(sent(by_heads) - sent(whole), 4 * 2 * 4 * 3 * (kPart / 4 + 8));
+  const Outcome table = plan(model + "--context 4");
+  EXPECT_THAT(table.output, HasSubstr("each sample of 4096 tokens is on 4 ranks, 1024 a rank\n"));
+}
+
+// With 1 / P of the activations on a rank, P times the tokens.
+TEST_F(PlanCommandTest, FindsTheLongestSequenceThatFits) {
+  const std::string model =
+      "--model llama:d=64,layers=2,heads=4 --world 4 --workspace 0 --host-memory 1MiB "
+      "--page-bytes 64KiB --device-memory ";
+  const auto longest = [&](const std::string& flags) {
+    return planned(model + "512MiB " + flags + "--longest-sequence")["sequence"].get<int64_t>();
+  };
+  const int64_t on_one = longest(""), on_four = longest("--context 4 ");
+  EXPECT_GT(on_one, 0);
+  EXPECT_EQ(on_four % 8, 0);
+  EXPECT_NEAR(static_cast<double>(on_four) / static_cast<double>(on_one), 4, 1);
+  // It fits, and 5 % more does not.
+  const auto with = [&](int64_t sequence) {
+    return warm_plan(model + "512MiB --context 4 --sequence " + std::to_string(sequence)).exit_code;
+  };
+  EXPECT_EQ(with(on_four), 0);
+  EXPECT_EQ(with(on_four / 20 * 21 / 8 * 8), 1);
+  const Outcome table = plan(model + "512MiB --context 4 --longest-sequence");
+  EXPECT_THAT(table.output, HasSubstr("the longest sequence that fits: " + std::to_string(on_four) +
+                                      " tokens\n"));
+  EXPECT_EQ(plan(model + "1KiB --longest-sequence").exit_code, 1);
+  // A model's table of positions ends it.
+  EXPECT_EQ(planned("--model gpt:d=64,layers=1,heads=2,positions=1000 --device-memory 80GiB "
+                    "--longest-sequence")["sequence"],
+            1000);
+}
+
 TEST_F(PlanCommandTest, PlansStatesOfAMereNumber) {
   const auto found =
       planned("--parameters 7.5B --world 64 --compute-dtype bf16 --accumulate-dtype bf16");
@@ -157,6 +223,12 @@ TEST_F(PlanCommandTest, RefusesBadCommandLinesInOneLine) {
   refused(model + "llama:d=64,layers=2,heads=4,key_heads=3", "cannot share 3 heads of keys");
   refused(model + "gpt:d=64,layers=0,heads=2", "expected layers of 1 or more");
   refused(model + "gpt:d=64,layers=1,heads=2,positions=4", "the model has 4 positions");
+  refused(kTiny + "--world 4 --context 3", "does not divide the 4 ranks of --world");
+  refused(kTiny + "--world 16 --context 16", "a multiple of 32, got 16");
+  refused(kTiny + "--world 4 --context 4 --context-form ulysses", "the model's 2 heads; use ring");
+  refused(kTiny + "--context-form linear", "--context-form");
+  refused("--parameters 7B --world 2 --context 2", "of --parameters no sample is known");
+  refused(kTiny + "--longest-sequence", "expected --device-memory, in which it is to fit");
 }
 
 TEST_F(PlanCommandTest, RefusesConfigsThatItDoesNotKnow) {

@@ -1,6 +1,5 @@
 // Experts on several ranks train as on one, at every stage, with other numbers of tokens on each rank.
 #include <functional>
-#include <mutex>
 #include <optional>
 #include <random>
 #include <string>
@@ -11,122 +10,15 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "tests/fused/experts_net.h"
 #include "tests/harness/ranks.h"
 #include "zeropage/zeropage.h"
 
 namespace zeropage::experts_sharded_test {
 namespace {
 
-using namespace zeropage::testing;
+using namespace zeropage::experts_test;
 using memory::operator""_KiB;
-using parallel::Experts;
-using parallel::ExpertsOptions;
-using torch::Tensor;
-using torch::optim::SGD;
-using torch::optim::SGDOptions;
-
-constexpr int64_t kWidth = 8;
-
-ExpertsOptions options_of(parallel::Scoring scoring) {
-  ExpertsOptions options(kWidth, 12, 6, 2);
-  options.scoring = scoring;
-  options.balance_loss = 0.05;
-  options.balance_bias_rate = 0.001;
-  return options;
-}
-
-struct NetImpl : torch::nn::Module {
-  NetImpl() {
-    first = register_module("first", Experts(options_of(parallel::Scoring::kSoftmax)));
-    norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})));
-    second = register_module("second", Experts(options_of(parallel::Scoring::kSigmoid)));
-    head = register_module("head", torch::nn::Linear(kWidth, kWidth));
-  }
-  Tensor forward(Tensor x) {
-    x = x + first(x);
-    x = x + second(norm(x));
-    return head(x);
-  }
-  Tensor auxiliary_loss() { return first->auxiliary_loss() + second->auxiliary_loss(); }
-  void update_balance(const World& world) {
-    first->update_balance(world);
-    second->update_balance(world);
-  }
-  Experts first{nullptr}, second{nullptr};
-  torch::nn::LayerNorm norm{nullptr};
-  torch::nn::Linear head{nullptr};
-};
-TORCH_MODULE(Net);
-
-Net make_net(torch::Dtype dtype = torch::kDouble) {
-  static std::mutex generator;
-  const std::lock_guard lock(generator);
-  torch::manual_seed(5);
-  Net net;
-  net->to(dtype);
-  return net;
-}
-
-// Other numbers of tokens on each rank, and none on the second one in most steps.
-int64_t tokens_of(int rank, int step) {
-  return rank == 1 && step % 3 != 2 ? 0 : 3 + 5 * rank + step % 4;
-}
-
-Tensor batch_of(int rank, int step, int64_t tokens) {
-  auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(100 * step + rank));
-  return torch::randn({1, tokens, kWidth}, generator, torch::kDouble);
-}
-
-// A sum, which is defined without tokens.
-Tensor loss_of(const Tensor& outputs) {
-  return outputs.square().sum() / 20;
-}
-
-struct Script {
-  int steps = 4;
-  int micro_steps = 1;
-  std::function<int64_t(int rank, int step)> tokens = &tokens_of;
-};
-
-// By plain LibTorch in one process: the mean of the ranks' losses.
-std::vector<Tensor> plainly_trained(int ranks, const Script& script) {
-  Net net = make_net();
-  SGD optimizer(net->parameters(), SGDOptions(0.05).momentum(0.9));
-  run_ranks(1, [&](World& alone) {
-    for (int step = 0; step < script.steps; ++step) {
-      optimizer.zero_grad();
-      for (int micro = 0; micro < script.micro_steps; ++micro) {
-        const int at = step * script.micro_steps + micro;
-        for (int rank = 0; rank < ranks; ++rank) {
-          const Tensor loss = loss_of(net(batch_of(rank, at, script.tokens(rank, at))));
-          ((loss + net->auxiliary_loss()) / (ranks * script.micro_steps)).backward();
-        }
-      }
-      optimizer.step();
-      net->update_balance(alone);
-    }
-  });
-  std::vector<Tensor> values = net->parameters();
-  for (const Tensor& buffer : net->buffers()) values.push_back(buffer);
-  return values;
-}
-
-enum class How { kPlainly, kInARegion, kRecomputed };
-
-// One forward, in that way.
-template <typename Model>
-Tensor forward(Model& model, const Tensor& x, How how, checkpointing::Recompute& recompute) {
-  if (how == How::kInARegion) return checkpoint([&](const Tensor& x) { return model(x); }, x);
-  std::optional<ActivationScope> scope;
-  if (how == How::kRecomputed) scope.emplace(recompute);
-  return model(x);
-}
-
-RecomputeOptions recompute_all() {
-  RecomputeOptions everything = RecomputeOptions::selective();
-  everything.least_bytes = 1;
-  return everything;
-}
 
 void expect_as_plain(int ranks, int stage, const Script& script,
                      const std::function<How(int step)>& how, double tolerance) {
@@ -145,7 +37,7 @@ void expect_as_plain(int ranks, int stage, const Script& script,
       for (int micro = 0; micro < script.micro_steps; ++micro) {
         const int at = step * script.micro_steps + micro;
         const Tensor x = batch_of(world.rank(), at, script.tokens(world.rank(), at));
-        const Tensor loss = loss_of(forward(model, x, how(step), recompute));
+        const Tensor loss = loss_of(outputs_of(model, x, how(step), recompute));
         accumulator.backward(loss + model->auxiliary_loss());
       }
       accumulator.step(optimizer);

@@ -3,6 +3,7 @@
 
 #include "tests/habits/scripts.h"
 #include "zeropage/context_parallel.h"
+#include "zeropage/expert_parallel.h"
 #include "zeropage/tensor_parallel.h"
 
 namespace zeropage::habits_of_meshes {
@@ -102,6 +103,54 @@ const int kContext = add_habit(
            visit_parameters(model, [&](const std::string& name, const torch::Tensor& is) {
              EXPECT_TRUE(torch::allclose(is, plain->parameters()[index++], 1e-5, 1e-6)) << name;
            });
+         });
+       }
+     }});
+
+struct RoutedImpl : torch::nn::Module {
+  RoutedImpl() {
+    experts = register_module("experts", parallel::Experts(parallel::ExpertsOptions(8, 12, 4, 2)));
+    last = register_module("last", torch::nn::Linear(8, 8));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return last(x + experts(x)); }
+  parallel::Experts experts{nullptr};
+  torch::nn::Linear last{nullptr};
+};
+TORCH_MODULE(Routed);
+
+const int kExperts = add_habit(
+    {kGroup, "spreads experts over an axis \"expert\", and each rank has its own batches", "", [] {
+       const auto batch = [](int step, int rank) { return tokens_of(step) * (1 + rank); };
+       for (const int stage : {0, 1, 2, 3}) {
+         SCOPED_TRACE(::testing::Message() << "stage " << stage);
+         Routed plain = make<Routed>();
+         torch::optim::SGD by_hand(plain->parameters(), SGDOptions(0.1));
+         for (int step = 0; step < 3; ++step) {
+           for (int rank = 0; rank < 2; ++rank) {
+             (plain(batch(step, rank)).square().mean() / 2).backward();
+           }
+           by_hand.step();
+           by_hand.zero_grad();
+         }
+         run_ranks(2, [&](World& world) {
+           const Setting setting{.stage = stage, .mode = Mode::kFp32, .ranks = 2};
+           const Mesh mesh(world, {{"data", 1}, {"expert", 2}});
+           Routed spread = make<Routed>();
+           expert_parallel(spread, mesh);
+           const OurRun run(world, setting);
+           DistributedDataParallel<Routed> model(spread, mesh, run.options);
+           Optimizer<SGD> optimizer(model, SGDOptions(0.1));
+           for (int step = 0; step < 3; ++step) {
+             model(batch(step, world.rank())).square().mean().backward();
+             optimizer.step();
+             optimizer.zero_grad();
+           }
+           const auto state = full_state(model);
+           for (const auto& expected : plain->named_parameters()) {
+             if (world.rank() != 0) continue;
+             EXPECT_TRUE(torch::allclose(state[expected.key()], expected.value(), 1e-5, 1e-6))
+                 << expected.key();
+           }
          });
        }
      }});

@@ -515,6 +515,42 @@ TEST(ContextRefusalTest, OfAttentionThatIsNotSplit) {
   });
 }
 
+// A backward need not follow a forward of its own.
+TEST(ContextRefusalTest, IsNotOfTwoBackwardsOfAGraphNorOfTwoForwardsBeforeTheirBackwards) {
+  run_ranks(2, [](World& world) {
+    const AnyAttention module([](const torch::Tensor& x) {
+      return torch::scaled_dot_product_attention(x, x, x, {}, 0, true);
+    });
+    parallel::context_parallel(module, world);
+    DistributedDataParallel model(module, world, {});
+    const torch::Tensor kept = model(heads_of(2, 4)).sum();
+    kept.backward({}, /*retain_graph=*/true);
+    EXPECT_THAT(error_of([&] { kept.backward(); }), "");
+    zeropage::Optimizer<torch::optim::SGD> optimizer(model, torch::optim::SGDOptions(0.1));
+    optimizer.zero_grad();
+    module->linear->weight.mutable_grad() = torch::ones({4, 4});
+    EXPECT_THAT(error_of([&] { optimizer.step(); }), "") << "what is averaged without a backward";
+    const torch::Tensor first = model(heads_of(2, 4)).sum(), second = model(heads_of(2, 4)).sum();
+    EXPECT_THAT(error_of([&] { first.backward(); }), "");
+    EXPECT_THAT(error_of([&] { second.backward(); }), "");
+    EXPECT_THAT(error_of([&] { module.ptr()->forward(heads_of(2, 4)).sum().backward(); }),
+                HasSubstr("call the wrapped model, model(x), and not the module"));
+  });
+  // No gradient comes to attention where what is behind it alone is trained.
+  run_ranks(2, [](World& world) {
+    const torch::nn::Linear head(4, 1);
+    torch::nn::Sequential module(torch::nn::Functional([](const torch::Tensor& x) {
+                                   return torch::scaled_dot_product_attention(x, x, x, {}, 0, true);
+                                 }),
+                                 head);
+    parallel::context_parallel(module, world);
+    DistributedDataParallel model(module, world, {});
+    const torch::Tensor first = model(heads_of(2, 4)).sum(), second = model(heads_of(2, 4)).sum();
+    EXPECT_THAT(error_of([&] { first.backward(); }), "");
+    EXPECT_THAT(error_of([&] { second.backward(); }), "");
+  });
+}
+
 TEST(ContextRefusalTest, OfAWrapperThatDoesNotAverageOverTheAxis) {
   run_ranks(4, [](World& world) {
     const Mesh mesh(world, {{"data", 2}, {"context", 2}});

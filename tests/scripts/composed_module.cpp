@@ -426,6 +426,18 @@ ComposedModule::Function ComposedModule::made_by_hand(const Unit& unit, const st
         return is_training() ? drawn->times_one(x * weight, given.pass) : x * weight;
       };
     }
+    case Kind::kCausal: {
+      // Rows are the tokens of one sample. Two heads of 8.
+      auto parts = register_module(name, nn::Linear(kWidth, 3 * kWidth));
+      return [parts](const torch::Tensor& x, const Given&) mutable {
+        const auto heads =
+            parts->forward(x).view({1, x.size(0), 3, 2, 8}).transpose(1, 3).unbind(2);
+        return at::scaled_dot_product_attention(heads[0], heads[1], heads[2], {}, /*dropout_p=*/0,
+                                                /*is_causal=*/true)
+            .transpose(1, 2)
+            .reshape({x.size(0), kWidth});
+      };
+    }
     default:
       throw std::logic_error("no unit made by hand");
   }

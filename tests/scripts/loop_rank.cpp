@@ -13,8 +13,8 @@ bool LoopRank::backward(const Action& action, bool syncs) {
     const NoSync guard = no_sync();
     return backward(action, /*syncs=*/true);
   }
-  const Sample sample = sample_of(script_.seed, pass_, rank());
-  const torch::Tensor loss = loss_of(forward(sample, units_of(action)), sample) * action.value;
+  const Sample given = sample(script_.seed, rank());
+  const torch::Tensor loss = loss_of(forward(given, units_of(action)), given) * action.value;
   if (!loss.requires_grad()) return false;
   if (action.does == Does::kBackwardTwice) loss.backward({}, /*keep_graph=*/true);
   loss.backward();
@@ -28,8 +28,8 @@ void LoopRank::micro_batches(int count, int units) {
   for (int micro_batch = 0; micro_batch < count; ++micro_batch, ++pass_) {
     for (int of_rank = 0; of_rank < setting_.spread; ++of_rank) {
       const int number = rank() * setting_.spread + of_rank;
-      const Sample sample = sample_of(script_.seed, pass_, number);
-      torch::Tensor loss = loss_of(forward(sample, units), sample) * factor_of(pass_, number);
+      const Sample given = sample(script_.seed, number);
+      torch::Tensor loss = loss_of(forward(given, units), given) * factor_of(pass_, number);
       // Where all is frozen; one that nothing trains is refused.
       if (!loss.requires_grad()) loss = loss.detach().requires_grad_(true);
       accumulator_->backward(loss, weight_of(pass_, number));
@@ -41,9 +41,8 @@ void LoopRank::train_on() {
   // Its masks are the script's, too.
   if (scripts::has(script_, Kind::kMasked)) return;
   module_->zero_grad();
-  const Sample sample = sample_of(script_.seed, pass_, rank());
-  const torch::Tensor loss =
-      loss_of(forward(sample, static_cast<int>(script_.units.size())), sample);
+  const Sample given = sample(script_.seed, rank());
+  const torch::Tensor loss = loss_of(forward(given, static_cast<int>(script_.units.size())), given);
   if (!loss.requires_grad()) return;
   if (accumulator_) {
     accumulator_->set_micro_steps(1);
@@ -63,7 +62,7 @@ StepReport LoopRank::step_all() {
 void LoopRank::throw_in_forward(int unit) {
   module_->throw_behind(unit);
   try {
-    forward(sample_of(script_.seed, pass_, rank()), static_cast<int>(script_.units.size()));
+    forward(sample(script_.seed, rank()), static_cast<int>(script_.units.size()));
   } catch (const std::runtime_error& error) {
     if (std::string(error.what()) != "thrown on purpose") throw;
   }
@@ -73,9 +72,9 @@ torch::Tensor LoopRank::evaluate() {
   const torch::NoGradGuard no_grad;
   set_training(false);
   const torch::Tensor outputs =
-      forward(sample_of(script_.seed + 1, pass_, 0), static_cast<int>(script_.units.size()));
+      forward(sample(script_.seed + 1, 0), static_cast<int>(script_.units.size()));
   set_training(true);
-  return outputs;
+  return of_all_rows(outputs);
 }
 
 }  // namespace zeropage::scripts

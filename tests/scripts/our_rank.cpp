@@ -2,6 +2,7 @@
 
 #include "tests/harness/autocast.h"
 #include "zeropage/activation_offload.h"
+#include "zeropage/context_parallel.h"
 
 namespace zeropage::scripts {
 namespace {
@@ -66,7 +67,9 @@ Begin OurRank::end(size_t action) const {
 
 void OurRank::leave_masks(ComposedModule::Masks& masks) const {
   const auto place = static_cast<size_t>(rank());
-  if (mesh_["tensor"].rank() == 0 && mesh_["pipeline"].rank() == 0) masks[place] = masks_[place];
+  const bool is_first =
+      mesh_["tensor"].rank() == 0 && mesh_["pipeline"].rank() == 0 && mesh_["context"].rank() == 0;
+  if (is_first) masks[place] = masks_[place];
 }
 
 std::shared_ptr<ComposedModule> OurRank::made(const Begin& begin) const {
@@ -138,10 +141,8 @@ void OurRank::make_policy(const std::string& folder) {
   if (setting_.kept == Kept::kOnHost || setting_.kept == Kept::kOnNvme) {
     checkpointing::ActivationOffloadOptions options{.least_bytes = 64};
     if (setting_.kept == Kept::kOnNvme) {
-      const int place = (mesh_["pipeline"].rank() * setting_.data + rank()) * setting_.tensor +
-                        mesh_["tensor"].rank();
       options.store = std::make_shared<NvmeActivations>(
-          NvmeActivationsOptions{.directory = folder, .rank = place});
+          NvmeActivationsOptions{.directory = folder, .rank = mesh_.world().rank()});
     }
     policy_ = std::make_unique<checkpointing::ActivationOffload>(options);
   }
@@ -159,6 +160,19 @@ std::vector<ShardedOptimizer::Groups> OurRank::groups_of_optimizers() const {
     of_optimizers.push_back(std::move(groups));
   }
   return of_optimizers;
+}
+
+Sample OurRank::sample(uint64_t seed, int number) const {
+  Sample all = sample_of(seed, pass_, number);
+  if (setting_.context == 1) return all;
+  const auto own = [&](const torch::Tensor& rows) {
+    return parallel::split_context(rows, 0, mesh_["context"]);
+  };
+  return {.x = own(all.x), .words = own(all.words), .target = own(all.target)};
+}
+
+torch::Tensor OurRank::of_all_rows(const torch::Tensor& own) const {
+  return setting_.context == 1 ? own : parallel::gather_context(own, 0, mesh_["context"]);
 }
 
 torch::Tensor OurRank::forward_under(const std::function<torch::Tensor()>& forward) {
@@ -179,7 +193,11 @@ torch::Tensor OurRank::loss_of(const torch::Tensor& outputs, const Sample& sampl
 }
 
 void OurRank::accumulated_step() {
-  const torch::Tensor of_this = loss();
+  torch::Tensor of_this = loss();
+  // The mean over rows, of which all ranks have as many.
+  if (setting_.context > 1 && of_this.defined()) {
+    of_this = mesh_["context"].sum(of_this.detach().clone()) / setting_.context;
+  }
   const StepReport report = step_all();
   see_step(report.stepped(), report.norm);
   // Another split has the losses of others on a rank.

@@ -69,6 +69,10 @@ class OurRank : public Side {
   ShardedOptimizer& sharded() { return dynamic_cast<ShardedOptimizer&>(*optimizers_.front()); }
 
   int rank() const { return mesh_["data"].rank(); }
+  // What this rank is given: where others have some of the rows, its own.
+  Sample sample(uint64_t seed, int number) const;
+  // What all ranks have of it together.
+  torch::Tensor of_all_rows(const torch::Tensor& own) const;
   // Under what the setting says about activations.
   torch::Tensor forward_under(const std::function<torch::Tensor()>& forward);
   torch::Tensor loss_of(const torch::Tensor& outputs, const Sample& sample) const;

@@ -10,8 +10,10 @@ namespace zeropage::scripts {
 namespace {
 
 std::unique_ptr<OurRank> make_rank(const Script& script, const Setting& setting, World& world) {
-  const Mesh mesh(
-      world, {{"pipeline", setting.pipeline}, {"data", setting.data}, {"tensor", setting.tensor}});
+  const Mesh mesh(world, {{"pipeline", setting.pipeline},
+                          {"data", setting.data},
+                          {"context", setting.context},
+                          {"tensor", setting.tensor}});
   if (setting.is_alone) return make_alone_rank(script, setting, mesh);
   return setting.pipeline > 1 ? make_pipeline_rank(script, setting, mesh)
                               : make_whole_rank(script, setting, mesh);
@@ -51,8 +53,8 @@ OurRun run_ours(const Script& script, const std::string& folder) {
       if (goes_on) side->save(state, world);
       const std::scoped_lock lock(mutex);
       side->leave_masks(masks);
-      // The first along "data" and "tensor" of each stage.
-      if (world.rank() % (setting.data * setting.tensor) != 0) return;
+      // The first along the other axes of each stage.
+      if (world.rank() % (setting.ranks() / setting.pipeline) != 0) return;
       for (Observation& seen : side->take()) run.seen.push_back(std::move(seen));
       if (world.rank() != 0) return;
       next = side->end(at + 1);

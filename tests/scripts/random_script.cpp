@@ -32,15 +32,18 @@ bool is_in(Values values, Kind kind) {
          kind == Kind::kBranch || kind == Kind::kStrided;
 }
 
-// pipelines: whether some settings have one, in which nobody says in which order masks are drawn.
-std::vector<Unit> random_units(Dice& dice, Values values, bool pipelines) {
-  constexpr int kKinds = static_cast<int>(Kind::kDrawn) + 1;
+// pipelines: whether some settings have one, in which nobody says in which order masks are drawn. by_rows: whether some have a
+// context axis.
+std::vector<Unit> random_units(Dice& dice, Values values, bool pipelines, bool by_rows) {
+  constexpr int kKinds = static_cast<int>(Kind::kCausal) + 1;
   std::vector<Unit> units;
   std::vector<int> linears;
   const int count = pipelines ? 4 + dice.below(4) : 2 + dice.below(5);
   for (int index = 0; index < count; ++index) {
     Unit unit{static_cast<Kind>(dice.below(kKinds)), 0};
     if (dice.one_in(5)) unit.kind = Kind::kMlp;
+    if (by_rows && !is_by_row(unit.kind)) unit.kind = Kind::kCausal;
+    if (by_rows && index == 0) unit.kind = Kind::kCausal;
     if (!is_in(values, unit.kind)) unit.kind = Kind::kLayerNorm;
     if (pipelines && (unit.kind == Kind::kMasked || unit.kind == Kind::kDrawn)) {
       unit.kind = Kind::kTied;
@@ -143,6 +146,20 @@ Setting random_setting(Dice& dice, const Script& script, bool pipelines) {
   choose_costs(dice, script, setting);
   if (pipelines) cut_into_stages(dice, script, setting);
   return setting;
+}
+
+// Two ranks have the rows of a sample, if all that the script says is right there.
+void share_rows(Dice& dice, Script& script) {
+  if (!can_share_rows(script)) script.has_context = false;
+  if (!script.has_context) return;
+  for (Setting& setting : script.settings) {
+    if (setting.is_alone || dice.one_in(4)) continue;
+    setting.context = 2;
+    setting.is_by_heads = dice.one_in(2);
+    const bool had_groups = setting.shard_within + setting.secondary_shard_within > 0;
+    setting.data = setting.tensor == 1 && (had_groups || dice.one_in(2)) ? 2 : 1;
+    if (setting.data == 1) setting.shard_within = setting.secondary_shard_within = 0;
+  }
 }
 
 void add_backwards(Dice& dice, std::vector<Action>& actions) {
@@ -422,8 +439,9 @@ Script random_script(uint64_t seed) {
   script.seed = seed;
   choose_values(dice, script);
   const bool pipelines = script.has_pipelines = dice.one_in(4);
+  script.has_context = !pipelines && script.values != Values::kHalf && dice.one_in(5);
   if (pipelines || dice.one_in(3)) choose_accumulation(dice, script.accumulation);
-  script.units = random_units(dice, script.values, pipelines);
+  script.units = random_units(dice, script.values, pipelines, script.has_context);
   script.rule = dice.any_of({Rule::kSgd, Rule::kAdam, Rule::kAdamW, Rule::kAdagrad});
   script.groups = 1 + (dice.one_in(3) ? 1 : 0);
   script.optimizers = 1 + (!pipelines && dice.one_in(6) ? 1 : 0);
@@ -447,6 +465,7 @@ Script random_script(uint64_t seed) {
                      !script.has_pipelines && !has(script.units, Kind::kFused) && dice.one_in(3);
   if (!pipelines && dice.one_in(4)) leave_the_wrapper_out(dice, script);
   if (!pipelines && dice.one_in(4)) choose_when(dice, script);
+  share_rows(dice, script);
   const bool looks = when_of(script) == StepWhen::kInStep;
   const int steps = 1 + dice.below(looks ? 4 : 6);
   for (int step = 0; step < steps; ++step) {

@@ -77,7 +77,8 @@ NLOHMANN_JSON_SERIALIZE_ENUM(Kind, {{Kind::kLinear, "linear"},
                                     {Kind::kStrided, "strided"},
                                     {Kind::kFused, "fused"},
                                     {Kind::kMasked, "masked"},
-                                    {Kind::kDrawn, "drawn"}})
+                                    {Kind::kDrawn, "drawn"},
+                                    {Kind::kCausal, "causal"}})
 NLOHMANN_JSON_SERIALIZE_ENUM(Does, {{Does::kBackward, "backward"},
                                     {Does::kBackwardNoSync, "backward_no_sync"},
                                     {Does::kBackwardTwice, "backward_twice"},
@@ -126,10 +127,10 @@ NLOHMANN_JSON_SERIALIZE_ENUM(Rule, {{Rule::kSgd, "sgd"},
                                     {Rule::kMuon, "muon"}})
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Unit, kind, of)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Action, does, which, value)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Setting, stage, data, tensor, pipeline, chunks,
-                                                order, is_alone, is_deferred, shard_within,
-                                                optimizer, parameters, when, kept, reduced,
-                                                page_bytes, stays, prefetch_bytes,
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Setting, stage, data, tensor, context, is_by_heads,
+                                                pipeline, chunks, order, is_alone, is_deferred,
+                                                shard_within, optimizer, parameters, when, kept,
+                                                reduced, page_bytes, stays, prefetch_bytes,
                                                 minimum_sharded_bytes, secondary_shard_within,
                                                 offloaded_bytes, gradient_budget_bytes, is_by_class,
                                                 saves_aside, spread)
@@ -137,8 +138,8 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Accumulation, is_on, weighs, clip_norm, clip_
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Script, seed, units, rule, values, states,
                                                 sends_floats, keeps_low, masters,
                                                 is_world_invariant, autocasts, beside, accumulation,
-                                                has_pipelines, groups, optimizers, left_out,
-                                                settings, actions)
+                                                has_pipelines, has_context, groups, optimizers,
+                                                left_out, settings, actions)
 
 namespace {
 
@@ -225,6 +226,31 @@ bool has_slices(const Script& script) {
     if (script.units[origin_of(script, unit)].kind == Kind::kMlp) return true;
   }
   return false;
+}
+
+bool is_by_row(Kind kind) {
+  switch (kind) {
+    // Statistics, means and losses over rows.
+    case Kind::kBatchNorm:
+    case Kind::kNoGrad:
+    case Kind::kFused:
+    // MultiheadAttention is refused where attention runs over ranks.
+    case Kind::kAttention:
+    case Kind::kEncoder:
+    // Each rank would draw for all rows.
+    case Kind::kMasked:
+    case Kind::kDrawn:
+      return false;
+    default:
+      return true;
+  }
+}
+
+bool can_share_rows(const Script& script) {
+  if (script.has_pipelines || script.is_world_invariant) return false;
+  return script.units.front().kind == Kind::kCausal &&
+         std::all_of(script.units.begin(), script.units.end(),
+                     [](const Unit& unit) { return is_by_row(unit.kind); });
 }
 
 bool has_ties(const Script& script) {

@@ -57,6 +57,7 @@ enum class Kind : uint8_t {
   kFused,
   kMasked,
   kDrawn,
+  kCausal,
 };
 
 struct Unit {
@@ -120,10 +121,12 @@ constexpr bool reads_whole_tensors(Rule rule) {
 // What shall make no difference.
 struct Setting {
   int stage = 0;
-  int data = 1;      // ranks
-  int tensor = 1;    // ranks that have slices of each kMlp
-  int pipeline = 1;  // ranks that have the units one after the other
-  int chunks = 1;    // of the units, on each of them
+  int data = 1;     // ranks
+  int tensor = 1;   // ranks that have slices of each kMlp
+  int context = 1;  // ranks that have some of the rows each, which are the tokens of kCausal
+  bool is_by_heads = false;  // its attention, over those ranks
+  int pipeline = 1;          // ranks that have the units one after the other
+  int chunks = 1;            // of the units, on each of them
   ScheduleKind order = ScheduleKind::kOneForwardOneBackward;
   bool is_alone = false;     // the optimizer, beside a module without a wrapper
   bool is_deferred = false;  // a pipeline's module is constructed without memory
@@ -144,7 +147,7 @@ struct Setting {
   bool saves_aside = false;           // its state, while training goes on
   int spread = 1;  // ranks whose micro-batches each rank runs, one after the other
 
-  int ranks() const { return pipeline * data * tensor; }
+  int ranks() const { return pipeline * data * context * tensor; }
 };
 
 // How the script's steps are made of micro-batches.
@@ -176,6 +179,7 @@ struct Script {
   Beside beside = Beside::kLibTorch;
   Accumulation accumulation;
   bool has_pipelines = false;  // some settings may have one
+  bool has_context = false;    // some settings may have such an axis
   int groups = 1;
   int optimizers = 1;
   int left_out = 0;               // parameters of the first optimizer that come to it by kAddGroup
@@ -196,6 +200,9 @@ bool has_buffers(const Script& script);
 bool has(const Script& script, Kind kind);
 // Whether there is one of the units that are cut over "tensor".
 bool has_slices(const Script& script);
+// Whether the unit computes each row by itself, and the first one attends to all: the rows may be over several ranks.
+bool is_by_row(Kind kind);
+bool can_share_rows(const Script& script);
 // Whether units have parameters in common.
 bool has_ties(const Script& script);
 

@@ -46,6 +46,7 @@ struct Said {
   std::set<ScheduleKind> orders;  // of pipelines
   std::set<int> pipelines;
   std::set<bool> alone;
+  std::set<std::pair<int, bool>> contexts;  // ranks of it, and whether by heads
   std::set<LowPrecisionUpdate> masters;
   std::set<Reshard> stays;
   std::set<bool> sends_floats, keeps_low, is_world_invariant, autocasts, is_by_class, saves_aside;
@@ -79,6 +80,7 @@ struct Said {
       reduced.insert(setting.reduced);
       pipelines.insert(setting.pipeline);
       alone.insert(setting.is_alone);
+      contexts.insert({setting.context, setting.is_by_heads});
       if (setting.pipeline > 1) orders.insert(setting.order);
     }
   }
@@ -87,7 +89,7 @@ struct Said {
 TEST(ScriptsTest, SayEachWordWithinAThousandSeeds) {
   Said said;
   for (uint64_t seed = 0; seed < 1000; ++seed) said.add(random_script(seed));
-  EXPECT_EQ(said.kinds.size(), static_cast<size_t>(Kind::kDrawn) + 1);
+  EXPECT_EQ(said.kinds.size(), static_cast<size_t>(Kind::kCausal) + 1);
   EXPECT_EQ(said.actions.size(), static_cast<size_t>(Does::kOwnLeftStep) + 1);
   EXPECT_EQ(said.values.size(), static_cast<size_t>(Values::kHalf) + 1);
   EXPECT_EQ(said.beside.size(), static_cast<size_t>(Beside::kTwin) + 1);
@@ -112,6 +114,7 @@ TEST(ScriptsTest, SayEachWordWithinAThousandSeeds) {
   EXPECT_EQ(said.gradient_budgets.size(), 3U);
   EXPECT_EQ(said.whens.size(), static_cast<size_t>(StepWhen::kOneStepLate) + 1);
   EXPECT_EQ(said.alone.size(), 2U);
+  EXPECT_EQ(said.contexts, (std::set<std::pair<int, bool>>{{1, false}, {2, false}, {2, true}}));
   EXPECT_EQ(said.pipelines, (std::set<int>{1, 2, 3}));
 }
 

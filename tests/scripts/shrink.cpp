@@ -75,6 +75,11 @@ Script shrunk(Script script, const std::function<bool(const Script&)>& is_still)
       in_setting([](Setting& of) { of.kept = Kept::kAll; });
       in_setting([](Setting& of) { of.shard_within = 0; });
       in_setting([](Setting& of) { of.tensor = 1; });
+      in_setting([](Setting& of) { of.is_by_heads = false; });
+      in_setting([](Setting& of) {
+        of.context = 1;
+        of.is_by_heads = false;
+      });
       in_setting([](Setting& of) {
         of.data = 1;
         of.shard_within = of.secondary_shard_within = 0;

@@ -1,6 +1,7 @@
 #include <optional>
 
 #include "tests/scripts/loop_rank.h"
+#include "zeropage/context_parallel.h"
 
 namespace zeropage::scripts {
 namespace {
@@ -14,8 +15,13 @@ class WholeRank final : public LoopRank {
   void wrap(const std::string& folder, const Begin& begin) override {
     module_ = made(begin);
     const Options options = options_of(folder);
-    if (setting_.tensor > 1) {
-      tensor_parallel(*module_, mesh_["tensor"], slices());
+    if (setting_.tensor > 1) tensor_parallel(*module_, mesh_["tensor"], slices());
+    if (setting_.context > 1) {
+      parallel::context_parallel(
+          *module_, mesh_["context"],
+          setting_.is_by_heads ? parallel::ContextForm::kUlysses : parallel::ContextForm::kRing);
+    }
+    if (setting_.tensor > 1 || setting_.context > 1) {
       model_.emplace(module_, mesh_, options);
     } else {
       model_.emplace(module_, mesh_["data"], options);

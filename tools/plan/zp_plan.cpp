@@ -9,6 +9,7 @@
 #include <map>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include <CLI/CLI.hpp>
 #include <torch/torch.h>
@@ -19,6 +20,7 @@
 #include "zeropage/adafactor.h"
 #include "zeropage/bytes.h"
 #include "zeropage/check.h"
+#include "zeropage/context_parallel.h"
 #include "zeropage/lamb.h"
 #include "zeropage/lion.h"
 #include "zeropage/muon.h"
@@ -31,12 +33,14 @@ namespace {
 constexpr int kNothingFits = 1;
 constexpr int kUsageError = 2;
 constexpr int kNotWritten = 3;
+constexpr int64_t kMostTokens = int64_t{1} << 32;
 
 struct Request {
   std::string model;
   std::string config;
   std::string parameters;
   int64_t sequence = 0;
+  bool seeks_longest_sequence = false;
   int64_t batch = 1;
   std::string optimizer = "adamw";
   WorldDescription world;
@@ -107,8 +111,11 @@ void add_flags(CLI::App& app, Request& request) {
       ->type_name("COUNT");
   what->require_option(1);
   app.add_option("--sequence", request.sequence, "Tokens of a sample")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 32))
+      ->check(CLI::Range(int64_t{1}, kMostTokens))
       ->type_name("TOKENS");
+  app.add_flag(
+      "--longest-sequence", request.seeks_longest_sequence,
+      "Instead of --sequence: the most tokens of a sample with which a setting fits, to 1 %");
   app.add_option("--batch", request.batch, "Samples of a rank's micro-batch")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 32))
       ->capture_default_str();
@@ -121,6 +128,19 @@ void add_flags(CLI::App& app, Request& request) {
   app.add_option("--ranks-per-host", request.world.ranks_per_host, "The most ranks of a host")
       ->check(CLI::Range(1, comm::kMostSimulatedRanks))
       ->capture_default_str();
+  app.add_option("--context", request.world.context,
+                 "Neighbouring ranks that share a sample's tokens (context parallelism)")
+      ->check(CLI::Range(1, comm::kMostSimulatedRanks))
+      ->capture_default_str();
+  app.add_option_function<std::string>(
+         "--context-form",
+         [&request](const std::string& word) {
+           request.world.context_form =
+               word == "ring" ? parallel::ContextForm::kRing : parallel::ContextForm::kUlysses;
+         },
+         "How attention runs over their tokens [ring]")
+      ->check(CLI::IsMember({"ring", "ulysses"}))
+      ->type_name("FORM");
   add_bytes(app, "--device-memory", request.world.device_memory_bytes,
             "Memory of a rank's device that LibTorch may use: 80GiB or 80GB [no limit]");
   app.add_option_function<std::string>(
@@ -194,23 +214,16 @@ int64_t states_of(const std::string& optimizer) {
   return optimizer == "adamw" || optimizer == "adam" || optimizer == "lamb" ? 2 : 1;
 }
 
-Plan plan_of(const Request& request) {
-  if (!request.parameters.empty()) {
-    return plan_states(read_count(request.parameters), states_of(request.optimizer), request.world,
-                       request.options);
-  }
-  const DecoderShape shape =
-      request.model.empty() ? read_config(request.config) : read_shape(request.model);
-  if (request.sequence == 0) throw std::invalid_argument("--sequence is required");
-  if (shape.positions > 0 && request.sequence > shape.positions) {
-    throw std::invalid_argument("--sequence " + std::to_string(request.sequence) +
-                                ": the model has " + std::to_string(shape.positions) +
-                                " positions; give at most so many tokens");
-  }
+// A rank has two chunks of a sample's tokens.
+int64_t chunks_of(const Request& request) {
+  return request.world.context > 1 ? 2 * int64_t{request.world.context} : 1;
+}
+
+Plan plan_of_sequence(const Request& request, const DecoderShape& shape, int64_t sequence) {
   const auto meta = torch::TensorOptions().dtype(torch::kInt64).device(torch::kMeta);
-  const at::Tensor tokens = torch::empty({request.batch, request.sequence}, meta);
+  const at::Tensor tokens = torch::empty({request.batch, sequence / request.world.context}, meta);
   const ModelToPlan<Decoder> model{
-      .construct = [&] { return Decoder(shape, request.sequence); },
+      .construct = [&] { return Decoder(shape, sequence); },
       .loss =
           [&](DistributedDataParallel<Decoder>& wrapped) {
             return next_token_loss(wrapped(tokens), tokens);
@@ -219,6 +232,106 @@ Plan plan_of(const Request& request) {
                               checkpointing::EveryBlocks every) { decoder->checkpoint(every); },
       .optimizer = optimizer_of(request.optimizer)};
   return plan(model, request.world, request.options);
+}
+
+void check_context(const Request& request, const DecoderShape& shape) {
+  const std::string who = "--context " + std::to_string(request.world.context) + ": ";
+  if (request.world.ranks % request.world.context != 0) {
+    throw std::invalid_argument(who + "does not divide the " + std::to_string(request.world.ranks) +
+                                " ranks of --world; use a divisor");
+  }
+  if (request.sequence % chunks_of(request) != 0) {
+    throw std::invalid_argument(who + "expected a --sequence of two chunks for each rank, a " +
+                                "multiple of " + std::to_string(chunks_of(request)) + ", got " +
+                                std::to_string(request.sequence));
+  }
+  const bool is_by_heads = request.world.context_form == parallel::ContextForm::kUlysses;
+  if (is_by_heads && shape.heads % request.world.context != 0) {
+    throw std::invalid_argument(who + "--context-form ulysses: does not divide the model's " +
+                                std::to_string(shape.heads) + " heads; use ring");
+  }
+}
+
+// The sequence, and its plan.
+using PlannedSequence = std::pair<int64_t, Plan>;
+
+// What a longer sequence takes grows with it, so it is looked for between one that fits and one that does not.
+PlannedSequence longest_sequence(const Request& request, const DecoderShape& shape) {
+  constexpr int64_t kFirst = 256, kParts = 128;
+  const int64_t unit = chunks_of(request);
+  const int64_t most = shape.positions > 0 ? shape.positions : kMostTokens;
+  const auto of_chunks = [&](int64_t tokens) { return std::min(tokens, most) / unit * unit; };
+  int64_t sequence = of_chunks(std::max(kFirst, unit));
+  if (sequence == 0) {
+    throw std::invalid_argument("--longest-sequence: the model's " + std::to_string(most) +
+                                " positions are fewer than the " + std::to_string(unit) +
+                                " chunks of --context");
+  }
+  const auto plan_of = [&](int64_t tokens) {
+    return PlannedSequence(tokens, plan_of_sequence(request, shape, tokens));
+  };
+  PlannedSequence longest = plan_of(sequence);
+  int64_t too_long = 0;  // 0: none is known
+  while (longest.second.choice() == nullptr && longest.first > unit) {
+    too_long = longest.first;
+    longest = plan_of(of_chunks(std::max(unit, too_long / 2)));
+  }
+  // The one that is nearest to fitting says why.
+  if (longest.second.choice() == nullptr) return longest;
+  while (too_long == 0 || too_long - longest.first > std::max(unit, longest.first / kParts)) {
+    if (too_long == 0 && longest.first == of_chunks(most)) break;
+    sequence = too_long == 0 ? of_chunks(2 * longest.first)
+                             : of_chunks(longest.first + (too_long - longest.first) / 2);
+    if (sequence == longest.first) break;
+    PlannedSequence tried = plan_of(sequence);
+    if (tried.second.choice() == nullptr) {
+      too_long = sequence;
+    } else {
+      longest = std::move(tried);
+    }
+  }
+  return longest;
+}
+
+PlannedSequence plan_of(const Request& request) {
+  if (!request.parameters.empty()) {
+    if (request.world.context > 1 || request.seeks_longest_sequence) {
+      throw std::invalid_argument(
+          "--context, --longest-sequence: of --parameters no sample is known; use --model");
+    }
+    return {0, plan_states(read_count(request.parameters), states_of(request.optimizer),
+                           request.world, request.options)};
+  }
+  const DecoderShape shape =
+      request.model.empty() ? read_config(request.config) : read_shape(request.model);
+  check_context(request, shape);
+  if (request.seeks_longest_sequence) {
+    if (request.sequence != 0 || request.world.device_memory_bytes == 0) {
+      throw std::invalid_argument(
+          "--longest-sequence: expected --device-memory, in which it is to fit, and no --sequence");
+    }
+    return longest_sequence(request, shape);
+  }
+  if (request.sequence == 0) throw std::invalid_argument("--sequence is required");
+  if (shape.positions > 0 && request.sequence > shape.positions) {
+    throw std::invalid_argument("--sequence " + std::to_string(request.sequence) +
+                                ": the model has " + std::to_string(shape.positions) +
+                                " positions; give at most so many tokens");
+  }
+  return {request.sequence, plan_of_sequence(request, shape, request.sequence)};
+}
+
+std::string words_of_sequence(const Request& request, const PlannedSequence& planned) {
+  std::string words;
+  if (request.seeks_longest_sequence && planned.second.choice() != nullptr) {
+    words += "the longest sequence that fits: " + std::to_string(planned.first) + " tokens\n";
+  }
+  if (request.world.context > 1) {
+    words += "each sample of " + std::to_string(planned.first) + " tokens is on " +
+             std::to_string(request.world.context) + " ranks, " +
+             std::to_string(planned.first / request.world.context) + " a rank\n";
+  }
+  return words;
 }
 
 int usage_error(const std::string& message) {
@@ -255,12 +368,15 @@ int run(int argc, char** argv) {
   }
   // There is nothing to compute.
   torch::set_num_threads(1);
-  const Plan plan = plan_of(request);
+  const PlannedSequence planned = plan_of(request);
+  const Plan& plan = planned.second;
   errno = 0;  // so that the cause of a write that fails can be told
   if (request.json) {
-    std::cout << to_json(plan).dump(1) << '\n';
+    nlohmann::json json = to_json(plan);
+    if (planned.first > 0) json["sequence"] = planned.first;
+    std::cout << json.dump(1) << '\n';
   } else {
-    std::cout << plan;
+    std::cout << words_of_sequence(request, planned) << plan;
   }
   if (!std::cout.flush()) {
     std::cerr << "zp plan: the output cannot be written: "

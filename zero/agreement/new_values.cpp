@@ -49,11 +49,11 @@ std::optional<std::pair<size_t, size_t>> find_differing(const std::vector<std::s
 
 NewValues::NewValues(const ParameterPages& pages, const std::map<std::string, at::Tensor>& given)
     : pages_(pages) {
-  const bool is_owned_twice =
-      pages.world().size() > 1 && (pages.plan().ownership() == Ownership::kWholePage ||
-                                   pages.shards().size() < pages.world().size());
   for (const PlacedParameter& placed : pages.parameters()) {
     const NamedParameter& parameter = placed.parameter;
+    const int ranks = pages.world(placed.page).size();
+    const bool is_owned_twice = ranks > 1 && (pages.plan().ownership() == Ownership::kWholePage ||
+                                              pages.shards(placed.page).size() < ranks);
     const bool is_whole = pages.tensor_world() != nullptr && !parameter.slice;
     const bool is_tied = pipeline_world_of(pages) != nullptr && parameter.is_tied;
     if (!is_owned_twice && !is_whole && !is_tied) continue;
@@ -68,7 +68,7 @@ NewValues::NewValues(const ParameterPages& pages, const std::map<std::string, at
       of.words =
           words_of_values(values.detach().to(is_double ? at::kDouble : at::kFloat).contiguous());
     }
-    if (is_owned_twice) of_data_.push_back(of);
+    if (is_owned_twice) (parameter.is_of_experts() ? of_experts_ : of_data_).push_back(of);
     if (is_whole) of_tensor_.push_back(of);
     if (is_tied) of_pipeline_.push_back(of);
   }
@@ -111,7 +111,9 @@ void NewValues::check(const comm::World& ranks, const List& own,
 
 void NewValues::check_alike(const std::vector<std::string>& texts, const std::string& who) const {
   check(pages_.world(), of_data_, texts, who);
-  for (const auto& [ranks, list] : {std::pair{pages_.tensor_world(), &of_tensor_},
+  const auto& same = pages_.worlds().same_experts;
+  for (const auto& [ranks, list] : {std::pair{same ? &*same : nullptr, &of_experts_},
+                                    std::pair{pages_.tensor_world(), &of_tensor_},
                                     std::pair{pipeline_world_of(pages_), &of_pipeline_}}) {
     if (ranks == nullptr) continue;
     check(*ranks, *list, ranks->gather_text(who, text_of(*list)), who);

@@ -43,7 +43,7 @@ class NewValues {
                     const std::vector<std::string>& texts, const std::string& who);
 
   const ParameterPages& pages_;
-  List of_data_, of_tensor_, of_pipeline_;
+  List of_data_, of_experts_, of_tensor_, of_pipeline_;
 };
 
 }  // namespace zeropage::zero

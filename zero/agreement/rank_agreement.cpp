@@ -15,7 +15,8 @@ using AlongAxis = RankAgreement::Axis;
 using ToldKind = RankAgreement::Kind;
 using ToldLine = RankAgreement::Line;
 
-constexpr std::array kAxes = {AlongAxis::kData, AlongAxis::kTensor, AlongAxis::kPipeline};
+constexpr std::array kAxes = {AlongAxis::kData, AlongAxis::kExperts, AlongAxis::kTensor,
+                              AlongAxis::kPipeline};
 constexpr char kBeforeHas = '\x1f';
 // Further ones are counted.
 constexpr size_t kMostDifferences = 3;
@@ -169,6 +170,10 @@ std::shared_ptr<void> RankAgreement::add(Part part) {
 const comm::World* RankAgreement::along(Axis axis) const {
   if (pages_->world().device().is_meta()) return nullptr;
   if (axis == Axis::kData) return pages_->world().size() > 1 ? &pages_->world() : nullptr;
+  if (axis == Axis::kExperts) {
+    const auto& same = pages_->worlds().same_experts;
+    return same && same->size() > 1 ? &*same : nullptr;
+  }
   return axis == Axis::kTensor ? pages_->tensor_world() : pipeline_world_of(*pages_);
 }
 
@@ -189,6 +194,7 @@ AgreementHashes RankAgreement::own_hashes(Axis axis) const {
   }
   AgreementHashes own_hashes{.steps = steps.value(), .settings = settings.value()};
   if (axis == Axis::kData) own_hashes.values = values_.all;
+  if (axis == Axis::kExperts) own_hashes.values = values_.of_experts;
   if (axis == Axis::kTensor) own_hashes.values = values_.whole;
   return own_hashes;
 }
@@ -218,11 +224,13 @@ void RankAgreement::take_backward_result(const AgreementHashes& own_hashes,
   if (is_alone_) return;
   results_[at(Axis::kData)].values = agreed_on.values;
   take_result(Axis::kData, own_hashes, agreed_on, "backward()");
-  if (along(Axis::kTensor) != nullptr) {
-    const AgreementResult of_group =
-        tell(Axis::kTensor, this->own_hashes(Axis::kTensor), kAlikeAlongSlices);
-    results_[at(Axis::kTensor)].values = of_group.values;
-    take_result(Axis::kTensor, own_hashes, of_group, "backward()");
+  for (const auto& [axis, what] :
+       {std::pair{Axis::kExperts, "what ranks with the same experts have alike"},
+        std::pair{Axis::kTensor, kAlikeAlongSlices}}) {
+    if (along(axis) == nullptr) continue;
+    const AgreementResult of_group = tell(axis, this->own_hashes(axis), what);
+    results_[at(axis)].values = of_group.values;
+    take_result(axis, own_hashes, of_group, "backward()");
   }
   const bool alike = std::all_of(results_.begin(), results_.end(),
                                  [](const AgreementResult& of_axis) { return of_axis.values; });

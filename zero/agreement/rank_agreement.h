@@ -56,7 +56,7 @@ class RankAgreement {
   std::shared_ptr<void> add(Part part);
 
   // The ranks of an axis hear of each other.
-  enum class Axis : uint8_t { kData, kTensor, kPipeline };
+  enum class Axis : uint8_t { kData, kExperts, kTensor, kPipeline };
 
   // Before the first gradient of a backward. reduces: it ends with a message that takes told() along. Throws where
   // what counted in a step that never came still differs. Collective where it differed.
@@ -96,7 +96,7 @@ class RankAgreement {
   UserWrites::Hashes values_;     // when the last of them began
   uint64_t agreed_settings_ = 0;  // when ranks heard last
   // By axis, what was heard to differ last of what counts in the next step.
-  std::array<AgreementResult, 3> results_ = {};
+  std::array<AgreementResult, 4> results_ = {};
 };
 
 }  // namespace zeropage::zero

@@ -31,7 +31,7 @@ std::vector<Range> gaps_between(const ParameterPages& pages, size_t page,
   }
   std::sort(taken.begin(), taken.end(),
             [](const Range& left, const Range& right) { return left.begin < right.begin; });
-  const int64_t end = pages.layouts()[page].padded_numel(pages.shards().size());
+  const int64_t end = pages.layouts()[page].padded_numel(pages.shards(page).size());
   taken.push_back({end, end});
   std::vector<Range> gaps;
   int64_t begin = 0;

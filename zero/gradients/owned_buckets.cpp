@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "zero/gradients/expert_mean.h"
+
 namespace zeropage::zero {
 
 // A whole gradient is the page's bucket, once the shards of the other ranks are in it.
@@ -16,7 +18,7 @@ class OwnedBuckets::BucketSource final : public paging::PageSource {
   paging::Fetch start_fetch(size_t entry) override {
     const auto& [what, page] = entries_[entry];
     const at::Tensor bucket = gradients_.bucket(page).get();
-    return {bucket, gradients_.pages().shards().communicator().all_gather(bucket, what)};
+    return {bucket, gradients_.pages().shards(page).communicator().all_gather(bucket, what)};
   }
   // It was written where it stays.
   void write_back(size_t /*entry*/, const at::Tensor& /*buffer*/) override {}
@@ -47,7 +49,9 @@ void OwnedBuckets::begin_training(size_t page, const std::vector<size_t>& parame
 
 comm::Pending OwnedBuckets::start_reduction(size_t page, comm::ReduceOp op) {
   replicas_.begin(page, op);
-  return pages().shards().communicator().reduce_scatter(wire(page), op, describe(page));
+  const at::Tensor sum = wire(page);
+  count_all_ranks(pages(), page, op, sum);
+  return pages().shards(page).communicator().reduce_scatter(sum, op, describe(page));
 }
 
 void OwnedBuckets::close(size_t page, Backwards backwards) {

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "zero/gradients/bucket.h"
+#include "zero/gradients/expert_mean.h"
 #include "zero/tiers/page_offload.h"
 #include "zeropage/check.h"
 #include "zeropage/event_sink.h"
@@ -41,7 +42,7 @@ void ShardedBuckets::Shards::check_readable(size_t page) const {
 std::unique_ptr<AccumulatedShard> ShardedBuckets::make_owned(size_t page) const {
   const PageLayout& layout = pages_->layouts()[page];
   const memory::OwnerScope owner("gradient", layout.name);
-  const comm::Communicator& communicator = pages_->shards().communicator();
+  const comm::Communicator& communicator = pages_->shards(page).communicator();
   const at::ScalarType dtype = pages_->plan()[page].gradient_dtype;
   if (pages_->offloads_optimizer(page)) {
     PageOffload& page_offload = *pages_->page_offload();
@@ -66,13 +67,14 @@ void ShardedBuckets::begin_training(size_t page, const std::vector<size_t>& para
   const c10::ScalarType dtype = pages_->plan()[page].gradient_dtype;
   int64_t bytes = 0;
   if (pages_->offloads_optimizer(page)) {
-    bytes = source_->add_shard(layout, owned(page),
+    bytes = source_->add_shard(pages_->shards(page), layout, owned(page),
                                {.storage = &pages_->page_offload()->gradients(),
                                 .page = page,
                                 .page_offload = pages_->page_offload(),
                                 .changes_at_any_time = true});
   } else {
-    bytes = source_->add_shard(layout, dtype, [this, page] { return owned(page); });
+    bytes = source_->add_shard(pages_->shards(page), layout, dtype,
+                               [this, page] { return owned(page); });
   }
   paged_.add_page(page, bytes, dtype);
 }
@@ -81,7 +83,7 @@ at::Tensor ShardedBuckets::open(size_t page, Collect collect) {
   const PageLayout& layout = pages_->layouts()[page];
   const memory::KindScope kind(memory::Kind::kBucket);
   const memory::OwnerScope owner("gradient bucket", layout.name);
-  const comm::World& shards = pages_->shards();
+  const comm::World& shards = pages_->shards(page);
   const PagePlan& plan = pages_->plan()[page];
   const at::Tensor made = shards.communicator().buffer(
       layout.padded_numel(shards.size()),
@@ -104,7 +106,8 @@ comm::Pending ShardedBuckets::start_reduction(size_t page, comm::ReduceOp op) {
     bucket.set(bucket.get().to(pages_->plan()[page].reduce_dtype));
   }
   replicas_.begin(page, op);
-  return pages_->shards().communicator().reduce_scatter(
+  count_all_ranks(*pages_, page, op, bucket.get());
+  return pages_->shards(page).communicator().reduce_scatter(
       bucket.get(), op, "the gradient of page \"" + layout.name + "\"");
 }
 

@@ -7,6 +7,7 @@
 #include "parallel/slice_gradient.h"
 #include "parallel/slice_mark.h"
 #include "zero/gradients/bucket.h"
+#include "zero/gradients/expert_mean.h"
 #include "zeropage/event_sink.h"
 #include "zeropage/ledger.h"
 
@@ -38,7 +39,7 @@ void WholeBuckets::begin_training(size_t page, const std::vector<size_t>& parame
 
 at::Tensor WholeBuckets::make_bucket(size_t page) const {
   const PageLayout& layout = pages_->layouts()[page];
-  const comm::World& shards = pages_->shards();
+  const comm::World& shards = pages_->shards(page);
   const memory::KindScope kind(memory::Kind::kGradient);
   const memory::OwnerScope owner("gradient", layout.name);
   return shards.communicator().buffer(layout.padded_numel(shards.size()),
@@ -69,7 +70,7 @@ at::Tensor WholeBuckets::wire(size_t page) {
   const at::ScalarType dtype = pages_->plan()[page].reduce_dtype;
   if (dtype == bucket.scalar_type()) return bucket;
   const memory::KindScope kind(memory::Kind::kBucket);
-  of_page.wire = pages_->shards().communicator().buffer(bucket.numel(), dtype);
+  of_page.wire = pages_->shards(page).communicator().buffer(bucket.numel(), dtype);
   of_page.wire.copy_(bucket);
   return of_page.wire;
 }
@@ -136,7 +137,9 @@ std::string WholeBuckets::describe(size_t page) const {
 }
 
 comm::Pending ReplicatedBuckets::start_reduction(size_t page, comm::ReduceOp op) {
-  return pages().world().communicator().all_reduce(wire(page), op, describe(page));
+  const at::Tensor sum = wire(page);
+  count_all_ranks(pages(), page, op, sum);
+  return pages().world(page).communicator().all_reduce(sum, op, describe(page));
 }
 
 const PlacedParameter& ReplicatedBuckets::Slots::placed(size_t parameter) const {

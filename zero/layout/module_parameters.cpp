@@ -18,7 +18,7 @@ namespace {
 std::optional<ParameterSlice> slice_by_mark(const at::Tensor& tensor) {
   const auto* mark = dynamic_cast<const parallel::SliceMark*>(operators::mark_of(tensor));
   if (mark == nullptr) return std::nullopt;
-  return ParameterSlice{mark->ranks(), mark->cut()};
+  return ParameterSlice{mark->ranks(), mark->cut(), mark->same_slices()};
 }
 
 class Walk {
@@ -54,7 +54,8 @@ class Walk {
     for (const auto& [slice, cut] : layer.sliced_parameters()) {
       const auto at = known_.find(slice.unsafeGetTensorImpl());
       if (at != known_.end())
-        found_[at->second].slice = ParameterSlice{layer.ranks_of_slices(), cut};
+        found_[at->second].slice =
+            ParameterSlice{layer.ranks_of_slices(), cut, layer.ranks_of_same_slices()};
     }
   }
 
@@ -93,6 +94,14 @@ std::unordered_set<const c10::StorageImpl*> storages_of(const torch::nn::Module&
       };
   visit(module, "");
   return storages;
+}
+
+void check_one_world(const NamedParameter& first, const ParameterSlice& of_first,
+                     const NamedParameter& other, const ParameterSlice& of_other) {
+  ZP_CHECK(&of_first.ranks.communicator() == &of_other.ranks.communicator(), "parameters \"",
+           first.name(), "\" and \"", other.name(),
+           "\" are slices over two worlds, and norms are over one; give all layers and plans of a "
+           "module the same World");
 }
 
 }  // namespace
@@ -144,16 +153,33 @@ std::vector<NamedParameter> parameters_of(const torch::nn::Module& module, const
 std::optional<comm::World> tensor_world_of(const std::vector<NamedParameter>& parameters) {
   const NamedParameter* first = nullptr;
   for (const NamedParameter& parameter : parameters) {
-    if (!parameter.slice) continue;
+    if (!parameter.slice || parameter.is_of_experts()) continue;
     if (first == nullptr) first = &parameter;
-    ZP_CHECK(
-        &first->slice->ranks.communicator() == &parameter.slice->ranks.communicator(),
-        "parameters \"", first->name(), "\" and \"", parameter.name(),
-        "\" are slices over two worlds, and norms are over one; give all layers and plans of a "
-        "module the same World");
+    check_one_world(*first, *first->slice, parameter, *parameter.slice);
   }
   if (first == nullptr) return std::nullopt;
   return first->slice->ranks;
+}
+
+const ParameterSlice* cut_of_experts(const std::vector<NamedParameter>& parameters) {
+  const NamedParameter* first = nullptr;
+  for (const NamedParameter& parameter : parameters) {
+    if (!parameter.is_of_experts()) continue;
+    if (first == nullptr) first = &parameter;
+    check_one_world(*first, *first->slice, parameter, *parameter.slice);
+    ZP_CHECK(parallel::slice_mark_of(parameter.tensor) != nullptr, "parameter \"", parameter.name(),
+             "\" was converted after expert_parallel() cut it, and norms would be of this rank's "
+             "experts alone; call ->to() before expert_parallel()");
+  }
+  if (first == nullptr) return nullptr;
+  for (const NamedParameter& parameter : parameters) {
+    ZP_CHECK(
+        !parameter.slice || parameter.is_of_experts(), "parameter \"", parameter.name(),
+        "\" is a slice over a tensor axis, and \"", first->name(),
+        "\" one of experts: a model may be cut in one of both ways; leave tensor_parallel() or "
+        "expert_parallel() out");
+  }
+  return &*first->slice;
 }
 
 std::vector<NamedParameter> parameters_of(const std::vector<at::Tensor>& tensors) {

@@ -18,6 +18,8 @@ namespace zeropage::zero {
 struct ParameterSlice {
   comm::World ranks;  // that have the slices
   parallel::SlicedDimension cut;
+  // The ranks that have the same slice, of experts (zeropage/expert_parallel.h). Those with other slices have other tokens.
+  std::optional<comm::World> same_experts = {};
 };
 
 struct NamedParameter {
@@ -33,6 +35,7 @@ struct NamedParameter {
   bool counts_elsewhere = false;
 
   const std::string& name() const { return names.front(); }
+  bool is_of_experts() const { return slice && slice->same_experts; }
   // Sizes of the whole parameter.
   std::vector<int64_t> whole_sizes() const;
 };
@@ -45,9 +48,13 @@ std::vector<NamedParameter> parameters_of(const torch::nn::Module& module);
 // for others that train.
 std::vector<NamedParameter> parameters_of(const torch::nn::Module& module, const Options& options);
 
-// The ranks over which parameters are slices; none where all are whole. Throws where they are slices over
-// different ranks.
+// The ranks of a tensor axis over which parameters are slices; none where all are whole, or experts. Throws where they are slices
+// over different ranks.
 std::optional<comm::World> tensor_world_of(const std::vector<NamedParameter>& parameters);
+
+// How experts are cut over ranks; null where they are not. Throws where they are cut over different ranks, or other parameters are cut
+// too.
+const ParameterSlice* cut_of_experts(const std::vector<NamedParameter>& parameters);
 
 // For a script that has only the tensors: names are "parameter 0", "parameter 1", ...
 std::vector<NamedParameter> parameters_of(const std::vector<at::Tensor>& tensors);

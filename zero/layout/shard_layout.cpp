@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include "base/exact.h"
@@ -56,7 +57,7 @@ class Packer {
   }
 
  private:
-  using Key = std::pair<c10::ScalarType, bool>;
+  using Key = std::tuple<c10::ScalarType, bool, bool>;
 
   int64_t bytes_of(const PageLayout& page) const {
     return page.numel * static_cast<int64_t>(c10::elementSize(page.dtype));
@@ -64,13 +65,14 @@ class Packer {
 
   void add(size_t index) {
     const StorageSpec& storage = storages_[index];
-    PageLayout& page = open_[{storage.dtype, storage.requires_grad}];
+    PageLayout& page = open_[{storage.dtype, storage.requires_grad, storage.of_experts}];
     const auto element_bytes = static_cast<int64_t>(c10::elementSize(storage.dtype));
     const bool is_full =
         bytes_of(page) + storage.numel * element_bytes > options_.page_bytes || storage.alone;
     if (!page.slots.empty() && is_full) close(page);
     page.dtype = storage.dtype;
     page.requires_grad = storage.requires_grad;
+    page.of_experts = storage.of_experts;
     const int64_t begin = round_up(page.numel, zero::kSlotAlignmentBytes / element_bytes);
     zero::Slot& slot = page.slots.emplace_back(zero::Slot{index, {begin, begin + storage.numel}});
     for (const Range& range : storage.parameters) {
@@ -91,7 +93,8 @@ class Packer {
     if (page.slots.empty()) return;
     page.name = common_name(storages_[page.slots.front().storage].name,
                             storages_[page.slots.back().storage].name);
-    const int64_t share = div_ceil<int64_t>(page.numel, options_.world_size);
+    const int ranks = page.of_experts ? options_.ranks_of_experts : options_.world_size;
+    const int64_t share = div_ceil<int64_t>(page.numel, ranks);
     page.shard_numel = std::max(zero::kShardBlockNumel, round_up(share, zero::kShardBlockNumel));
     closed_.push_back(std::exchange(page, {}));
   }

@@ -36,6 +36,8 @@ struct StorageSpec {
   int unit = 0;
   // Whether it has a page of its own, so that its shards do not depend on what lies beside it.
   bool alone = false;
+  // Whether it is of a slice of experts, which other ranks share than the rest (zero/pages/page_worlds.h).
+  bool of_experts = false;
   // Where its parameters lie in it; empty: it is one parameter.
   std::vector<Range> parameters = {};
 };
@@ -51,6 +53,7 @@ struct PageLayout {
   std::string name;
   c10::ScalarType dtype = c10::ScalarType::Float;
   bool requires_grad = true;
+  bool of_experts = false;
   std::vector<Slot> slots;  // one behind the other
   int64_t numel = 0;        // to the end of the last slot
   int64_t shard_numel = 0;  // a rank's share, a multiple of kShardBlockNumel
@@ -61,12 +64,34 @@ struct PageLayout {
   Range shard(int rank) const { return {rank * shard_numel, (rank + 1) * shard_numel}; }
 };
 
+// A rank's place among those that share pages.
+struct PlaceOfRank {
+  int rank = 0;
+  int ranks = 1;
+};
+
+// The same for each kind of page.
+struct PlacesOfRank {
+  // Implicit: where all pages are shared by the same ranks.
+  PlacesOfRank(PlaceOfRank all) : others(all), of_experts(all) {}
+  PlacesOfRank(PlaceOfRank others, PlaceOfRank of_experts)
+      : others(others), of_experts(of_experts) {}
+
+  const PlaceOfRank& of(const PageLayout& page) const {
+    return page.of_experts ? of_experts : others;
+  }
+
+  PlaceOfRank others;
+  PlaceOfRank of_experts;  // among the ranks that have the same experts
+};
+
 struct LayoutOptions {
   int world_size = 1;
   int64_t page_bytes = 0;
+  int ranks_of_experts = 1;  // that share a page of experts
 };
 
-// Packs storages into pages in the order given. A page has one dtype and one requires_grad; it is
+// Packs storages into pages in the order given. A page has one dtype and one requires_grad, and is of experts or not; it is
 // closed before it would exceed page_bytes (a larger storage gets a page of its own), and at the
 // end of a unit once it holds a sixteenth of page_bytes.
 std::vector<PageLayout> lay_out_pages(const std::vector<StorageSpec>& storages,

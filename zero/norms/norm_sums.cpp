@@ -40,8 +40,12 @@ NormSummer::NormSummer(std::shared_ptr<ParameterPages> pages,
       agreement_(std::move(agreement)),
       scale_(pages_, gradients_) {}
 
+size_t NormSummer::sums_of(size_t groups) const {
+  return has_slices(*pages_) ? 2 * groups : groups;
+}
+
 std::vector<int> NormSummer::slices_apart(std::vector<int> group_of, size_t groups) const {
-  if (pages_->tensor_world() == nullptr) return group_of;
+  if (!has_slices(*pages_)) return group_of;
   for (size_t index = 0; index < group_of.size(); ++index) {
     const bool is_slice = pages_->parameters()[index].parameter.slice.has_value();
     if (is_slice && group_of[index] >= 0) group_of[index] += static_cast<int>(groups);

@@ -92,9 +92,7 @@ class NormSummer {
   };
 
   // Slices have sums of their own, behind those of parameters that are whole.
-  size_t sums_of(size_t groups) const {
-    return pages_->tensor_world() != nullptr ? 2 * groups : groups;
-  }
+  size_t sums_of(size_t groups) const;
   std::vector<int> slices_apart(std::vector<int> group_of, size_t groups) const;
   std::vector<optim::NormPart> parts_of_page(size_t page, const std::vector<int>& group_of) const;
   void make_tables(const std::vector<int>& group_of, size_t groups);

@@ -128,6 +128,17 @@ void check_whole_gradients(const std::vector<SumsOfRank>& by_rank, size_t groups
   }
 }
 
+// The ranks of `world`, by their places in `all`, of which they are.
+std::vector<size_t> places_in(const comm::World& all, const comm::World& world) {
+  std::vector<size_t> places;
+  for (int rank = 0; rank < world.size(); ++rank) {
+    int place = 0;
+    while (all.global_rank(place) != world.global_rank(rank)) ++place;
+    places.push_back(static_cast<size_t>(place));
+  }
+  return places;
+}
+
 // What stages can tell each other, whose parameters are not the same ones: beside the sums, one flag for
 // whether any gradient is not finite.
 SumsOfRank without_flags(const SumsOfRank& all) {
@@ -229,13 +240,23 @@ SumsOfRank nothing_of(size_t groups, size_t parameters) {
           .multiplied_by = 1};
 }
 
+bool has_slices(const ParameterPages& pages) {
+  return pages.tensor_world() != nullptr || pages.worlds().experts;
+}
+
 RanksOfSquares ranks_of_squares(const ParameterPages& pages) {
-  // Who owns whole pages has the whole sum.
+  const PageWorlds& worlds = pages.worlds();
+  RanksOfSquares ranks;
   if (pages.plan().ownership() == Ownership::kWholePage) {
-    return {.first = static_cast<size_t>(pages.world().rank())};
+    // Who owns whole pages has the whole sum.
+    ranks.first = static_cast<size_t>(worlds.all.rank());
+    if (worlds.experts) ranks.of_experts = places_in(worlds.all, *worlds.experts);
+  } else {
+    ranks.first = static_cast<size_t>(worlds.first_rank());
+    ranks.count = static_cast<size_t>(worlds.shards.size());
+    if (worlds.experts) ranks.of_experts = places_in(worlds.all, worlds.all);
   }
-  return {.first = static_cast<size_t>(pages.worlds().first_rank()),
-          .count = static_cast<size_t>(pages.shards().size())};
+  return ranks;
 }
 
 SumsOfRank over_ranks(const std::vector<SumsOfRank>& by_rank, const RanksOfSquares& squares) {
@@ -251,6 +272,14 @@ SumsOfRank over_ranks(const std::vector<SumsOfRank>& by_rank, const RanksOfSquar
     add_flags(of_rank, all);
     // A rank that owns little may have nothing to tell it by.
     if (all.multiplied_by == 1) all.multiplied_by = of_rank.multiplied_by;
+  }
+  if (squares.of_experts.empty()) return all;
+  const size_t groups = all.squares_of_group.size() / 2;
+  all.squares_of_group.resize(groups);
+  for (const size_t rank : squares.of_experts) {
+    for (size_t group = 0; group < groups; ++group) {
+      all.squares_of_group[group].add(by_rank[rank].squares_of_group[groups + group]);
+    }
   }
   return all;
 }

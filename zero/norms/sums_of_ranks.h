@@ -33,14 +33,18 @@ SumsOfRank nothing_of(size_t groups, size_t parameters);
 // Words as optim/norm_table.h has them, added to what is known.
 void add_words(const optim::NormSizes& sizes, const int64_t* words, SumsOfRank& sums);
 
+// Whether squares of slices have sums of their own, behind those of parameters that all ranks have.
+bool has_slices(const ParameterPages& pages);
+
 // The ranks that have the squares of all elements between them, each element once.
 struct RanksOfSquares {
   size_t first = 0;
   size_t count = 1;
+  std::vector<size_t> of_experts;  // where experts are cut over ranks: of all experts
 };
 RanksOfSquares ranks_of_squares(const ParameterPages& pages);
 
-// The sums of ranks with other samples. by_rank: over pages.world().
+// The sums of ranks with other samples; those of experts are added to the rest. by_rank: over pages.world().
 SumsOfRank over_ranks(const std::vector<SumsOfRank>& by_rank, const RanksOfSquares& squares);
 
 // How far apart sums of squares may be, relative to the larger, whose gradients were computed of the same numbers in

@@ -84,7 +84,7 @@ void PageFiller::take_over(size_t storage, const at::Tensor& values) {
   if (values.numel() > 0) {
     const NamedParameter& first = pages_.parameters()[placed.parameters.front()].parameter;
     const std::string what = "parameter \"" + first.name() + "\"";
-    pages_.world().communicator().broadcast(values, /*root=*/0, what).wait();
+    pages_.world(placed.page).communicator().broadcast(values, /*root=*/0, what).wait();
     // What no rank of a tensor-parallel group has a slice of, all have alike.
     const comm::World* const slices = pages_.tensor_world();
     if (slices != nullptr && !first.slice) {

@@ -25,7 +25,7 @@ at::Tensor PageMemory::make_shard(size_t page) const {
                                                     memory::Kind::kParameter);
   }
   const memory::KindScope kind(memory::Kind::kParameter);
-  return pages_->shards().communicator().buffer(layout.shard_numel, layout.dtype).zero_();
+  return pages_->shards(page).communicator().buffer(layout.shard_numel, layout.dtype).zero_();
 }
 
 void PageMemory::make(size_t page) {
@@ -37,7 +37,7 @@ void PageMemory::make(size_t page) {
   const memory::KindScope kind(memory::Kind::kParameter);
   const PageLayout& layout = pages_->layouts()[page];
   const memory::OwnerScope owner("page", layout.name);
-  const comm::World& shards = pages_->shards();
+  const comm::World& shards = pages_->shards(page);
   const Range own = pages_->owned(page);
   memory.whole =
       shards.communicator().buffer(layout.padded_numel(shards.size()), layout.dtype).zero_();
@@ -45,7 +45,8 @@ void PageMemory::make(size_t page) {
 }
 
 comm::Pending PageMemory::start_all_gather(size_t page) const {
-  return pages_->shards().communicator().all_gather(memory_[page].whole, pages_->describe(page));
+  return pages_->shards(page).communicator().all_gather(memory_[page].whole,
+                                                        pages_->describe(page));
 }
 
 comm::Pending PageMemory::start_gather(size_t page) const {

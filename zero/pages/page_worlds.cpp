@@ -34,4 +34,20 @@ PageWorlds::PageWorlds(const comm::World& world, int shard_within, int secondary
   replicas = mesh["replica"];
 }
 
+void PageWorlds::cut_experts(const comm::World& those, const comm::World& same) {
+  ZP_CHECK(!replicas && !secondary,
+           "options.shard_within and options.secondary_shard_within: experts are cut over ranks "
+           "(expert_parallel()), whose pages other ranks share than those of the rest; leave both "
+           "options out");
+  experts = those;
+  same_experts = same;
+}
+
+PlacesOfRank places_of(const PageWorlds& worlds) {
+  const auto place = [](const comm::World& ranks) {
+    return PlaceOfRank{.rank = ranks.rank(), .ranks = ranks.size()};
+  };
+  return {place(worlds.shards), place(worlds.same_experts ? *worlds.same_experts : worlds.shards)};
+}
+
 }  // namespace zeropage::zero

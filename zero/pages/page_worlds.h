@@ -5,6 +5,9 @@
 // HYBRID_SHARD of PyTorch FSDP). What every rank needs of the others in forward and backward then stays
 // within a group; gradients alone travel between groups, as shards.
 //
+// Experts may be cut over ranks (zeropage/expert_parallel.h). Then the ranks that have the same ones train them together, and share
+// their pages.
+//
 // With Options::secondary_shard_within such groups keep pages a second time (zero/pages/shard_source.h).
 //
 // A handle, as World.
@@ -12,6 +15,7 @@
 
 #include <optional>
 
+#include "zero/layout/shard_layout.h"
 #include "zeropage/world.h"
 
 namespace zeropage::zero {
@@ -24,6 +28,10 @@ struct PageWorlds {
   // secondary_shard_within: ranks that share a page's second copy; or Options::kNoSecondaryShards.
   PageWorlds(const comm::World& world, int shard_within, int secondary_shard_within);
 
+  // those: this rank's group along the axis "expert". same: the ranks that have the same experts. Throws where other groups are wanted
+  // too.
+  void cut_experts(const comm::World& those, const comm::World& same);
+
   int groups() const { return all.size() / shards.size(); }
   // The group of this rank.
   int group() const { return all.rank() / shards.size(); }
@@ -35,6 +43,11 @@ struct PageWorlds {
   std::optional<comm::World>
       replicas;  // those that have this rank's shards, by group; if there are others
   std::optional<comm::World> secondary;  // those that share a second copy of pages, if any do
+  // Where experts are cut over ranks: those that have all of them, and those that have the same ones.
+  std::optional<comm::World> experts;
+  std::optional<comm::World> same_experts;
 };
+
+PlacesOfRank places_of(const PageWorlds& worlds);
 
 }  // namespace zeropage::zero

@@ -40,7 +40,7 @@ ParameterPages::ParameterPages(PageWorlds worlds, std::vector<NamedParameter> pa
   }
   const std::vector<StorageSpec> storages = group_by_storage(placed);
   lay_out(storages, std::move(placed));
-  plan_ = BytePlan(layouts_, options_.sharding, shards().rank(), shards().size());
+  plan_ = BytePlan(layouts_, options_.sharding, places_of(worlds_));
 }
 
 const comm::World* pipeline_world_of(const ParameterPages& pages) {
@@ -76,7 +76,8 @@ std::vector<StorageSpec> ParameterPages::group_by_storage(
                           .dtype = named.dtype,
                           .requires_grad = named.tensor.requires_grad(),
                           .unit = named.unit,
-                          .alone = named.is_tied});
+                          .alone = named.is_tied,
+                          .of_experts = named.is_of_experts()});
       storages_.emplace_back();
     }
     StorageSpec& storage = storages[at->second];
@@ -99,8 +100,9 @@ std::vector<StorageSpec> ParameterPages::group_by_storage(
 
 void ParameterPages::lay_out(const std::vector<StorageSpec>& storages,
                              std::vector<PlacedParameter> parameters) {
-  layouts_ =
-      lay_out_pages(storages, {.world_size = shards().size(), .page_bytes = options_.page_bytes});
+  layouts_ = lay_out_pages(storages, {.world_size = shards().size(),
+                                      .page_bytes = options_.page_bytes,
+                                      .ranks_of_experts = places_of(worlds_).of_experts.ranks});
   for (size_t page = 0; page < layouts_.size(); ++page) {
     for (const Slot& slot : layouts_[page].slots) {
       PlacedStorage& storage = storages_[slot.storage];

@@ -74,8 +74,19 @@ class ParameterPages {
 
   // The ranks that train the module together.
   const comm::World& world() const { return worlds_.all; }
-  // Those among which its pages are sharded.
+  // Those that have the page's parameters. Of a page of experts that are cut over ranks: those with the same experts.
+  const comm::World& world(size_t page) const {
+    return is_of_experts(page) ? *worlds_.same_experts : worlds_.all;
+  }
+  // Those among which its pages are sharded, but for experts that are cut.
   const comm::World& shards() const { return worlds_.shards; }
+  // Those among which the page is sharded.
+  const comm::World& shards(size_t page) const {
+    return is_of_experts(page) ? *worlds_.same_experts : worlds_.shards;
+  }
+  bool is_of_experts(size_t page) const { return layouts_[page].of_experts; }
+  // Over how many ranks the page's experts are cut; 1 for other pages.
+  int ranks_of_experts(size_t page) const { return world().size() / world(page).size(); }
   const PageWorlds& worlds() const { return worlds_; }
   // The ranks that compute the same samples, with other slices of parameters. A stage of a pipeline may have all of its
   // own in whole. Null where there are none beside this one.

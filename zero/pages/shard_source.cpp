@@ -35,8 +35,8 @@ ShardSource::~ShardSource() {
   }
 }
 
-int64_t ShardSource::add_shard(const PageLayout& layout, at::Tensor shard, const Away& away,
-                               OnWritten on_written) {
+int64_t ShardSource::add_shard(const comm::World& ranks, const PageLayout& layout, at::Tensor shard,
+                               const Away& away, OnWritten on_written) {
   at::Tensor secondary;
   if (secondary_) {
     const memory::KindScope of_kind(kind_);
@@ -44,8 +44,9 @@ int64_t ShardSource::add_shard(const PageLayout& layout, at::Tensor shard, const
     secondary = at::empty({shard.numel() * groups}, shard.options());
   }
   const auto shard_bytes = static_cast<int64_t>(shard.nbytes());
-  entries_.push_back({what_ + " \"" + layout.name + "\"" + hint_,
-                      layout.shard(world_.rank()),
+  entries_.push_back({ranks,
+                      what_ + " \"" + layout.name + "\"" + hint_,
+                      layout.shard(ranks.rank()),
                       [shard = std::move(shard)] { return shard; },
                       away,
                       std::move(secondary),
@@ -55,11 +56,12 @@ int64_t ShardSource::add_shard(const PageLayout& layout, at::Tensor shard, const
   return bytes_of_last(shard_bytes);
 }
 
-int64_t ShardSource::add_shard(const PageLayout& layout, c10::ScalarType dtype,
-                               std::function<at::Tensor()> shard) {
+int64_t ShardSource::add_shard(const comm::World& ranks, const PageLayout& layout,
+                               c10::ScalarType dtype, std::function<at::Tensor()> shard) {
   TORCH_INTERNAL_ASSERT(!secondary_, "a shard that goes has no second one");
-  entries_.push_back({what_ + " \"" + layout.name + "\"" + hint_,
-                      layout.shard(world_.rank()),
+  entries_.push_back({ranks,
+                      what_ + " \"" + layout.name + "\"" + hint_,
+                      layout.shard(ranks.rank()),
                       std::move(shard),
                       {},
                       {},
@@ -70,23 +72,24 @@ int64_t ShardSource::add_shard(const PageLayout& layout, c10::ScalarType dtype,
 }
 
 int64_t ShardSource::bytes_of_last(int64_t shard_bytes) const {
-  return entries_.back().is_whole(world_) ? 0 : shard_bytes * world_.size();
+  const Entry& entry = entries_.back();
+  return entry.is_whole() ? 0 : shard_bytes * entry.ranks.size();
 }
 
 paging::Fetch ShardSource::start_fetch(size_t page) {
   Entry& entry = entries_[page];
   const at::Tensor shard = entry.shard();
-  if (entry.is_whole(world_)) return {shard, {}};
+  if (entry.is_whole()) return {shard, {}};
   wait_for_compute();
   const device::StreamScope on_gathers(gathers_);
   // In the backward of an accelerator the thread is autograd's.
   const memory::LedgerScope ledger(ledger_);
   const bool in_group = entry.has_secondary && is_in_backward();
-  comm::Communicator& among = (in_group ? *secondary_ : world_).communicator();
+  comm::Communicator& among = (in_group ? *secondary_ : entry.ranks).communicator();
   at::Tensor whole;  // [world size * shard_numel]
   {
     const memory::KindScope kind(kind_);
-    whole = among.buffer(shard.numel() * world_.size(), shard.scalar_type());
+    whole = among.buffer(shard.numel() * entry.ranks.size(), shard.scalar_type());
   }
   if (in_group) {
     secondary_of(whole).copy_(entry.secondary);
@@ -95,7 +98,7 @@ paging::Fetch ShardSource::start_fetch(size_t page) {
   if (secondary_) entry.whole = whole;
   const memory::Pending own =
       start_own(entry, shard, whole.narrow(0, entry.range.begin, entry.range.numel()));
-  if (world_.size() == 1) return {whole, own};
+  if (entry.ranks.size() == 1) return {whole, own};
   own.wait();
   return {whole, among.all_gather(whole, entry.what)};
 }
@@ -123,7 +126,7 @@ memory::Pending ShardSource::start_own(const Entry& entry, const at::Tensor& sha
 
 void ShardSource::end_use(size_t page) {
   Entry& entry = entries_[page];
-  if (entry.is_whole(world_)) return;
+  if (entry.is_whole()) return;
   wait_for_compute();
   if (!entry.whole.defined()) return;
   const device::StreamScope on_gathers(gathers_);
@@ -145,7 +148,7 @@ void ShardSource::wait_for_compute() const {
 
 void ShardSource::write_back(size_t page, const at::Tensor& buffer) {
   const Entry& entry = entries_[page];
-  if (entry.is_whole(world_)) return;
+  if (entry.is_whole()) return;
   const at::Tensor shard = entry.shard();
   if (!shard.defined()) return;
   if (entry.on_written) entry.on_written(buffer);

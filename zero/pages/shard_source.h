@@ -55,13 +55,13 @@ class ShardSource final : public paging::PageSource {
   };
   // Called with a whole page that was written to, before it is written back to its shards.
   using OnWritten = std::function<void(const at::Tensor& whole)>;
-  // shard: [shard_numel], this rank's, of the page that the pager gets next. Returns what the page
+  // ranks: that have the page's shards. shard: [shard_numel], this rank's, of the page that the pager gets next. Returns what the page
   // costs while it is whole, in bytes.
-  int64_t add_shard(const PageLayout& layout, at::Tensor shard, const Away& away,
-                    OnWritten on_written = nullptr);
+  int64_t add_shard(const comm::World& ranks, const PageLayout& layout, at::Tensor shard,
+                    const Away& away, OnWritten on_written = nullptr);
   // The same of a shard on the device that comes and goes. shard: undefined while it is not there; then nobody
   // fetches the page, and what was written to it is dropped.
-  int64_t add_shard(const PageLayout& layout, c10::ScalarType dtype,
+  int64_t add_shard(const comm::World& ranks, const PageLayout& layout, c10::ScalarType dtype,
                     std::function<at::Tensor()> shard);
 
   paging::Fetch start_fetch(size_t page) override;
@@ -71,6 +71,7 @@ class ShardSource final : public paging::PageSource {
 
  private:
   struct Entry {
+    comm::World ranks;
     std::string what;
     Range range;                        // of the shard in the page
     std::function<at::Tensor()> shard;  // [shard_numel]
@@ -80,9 +81,7 @@ class ShardSource final : public paging::PageSource {
     at::Tensor whole;            // while it is whole, of which the secondary shard is to be taken
     OnWritten on_written;
 
-    bool is_whole(const comm::World& world) const {
-      return world.size() == 1 && away.storage == nullptr;
-    }
+    bool is_whole() const { return ranks.size() == 1 && away.storage == nullptr; }
   };
 
   void wait_for_compute() const;

@@ -17,6 +17,10 @@ uint64_t chained(uint64_t hash, uint64_t part) {
 
 // What is added in the same order has the same hashes.
 void add(UserWrites::Hashes& hashes, const NamedParameter& parameter, uint64_t part) {
+  if (parameter.is_of_experts()) {
+    hashes.of_experts = chained(hashes.of_experts, part);
+    return;
+  }
   hashes.all = chained(hashes.all, part);
   if (!parameter.slice) hashes.whole = chained(hashes.whole, part);
 }

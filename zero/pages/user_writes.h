@@ -37,8 +37,9 @@ class UserWrites {
   void note_written_back(size_t page, const at::Tensor& whole);
 
   struct Hashes {
-    uint64_t all = 0;    // what ranks with the same parameters have alike
-    uint64_t whole = 0;  // what ranks with other slices of them have alike
+    uint64_t all = 0;         // what ranks with the same parameters have alike
+    uint64_t whole = 0;       // what ranks with other slices of them have alike
+    uint64_t of_experts = 0;  // what ranks with the same experts have alike, and is in neither
   };
   // Hashes what was written since forget(), and the sample of that round, where there is one and values are on the
   // host. Ranks give the same rounds, and all or none gives one.

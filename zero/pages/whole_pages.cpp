@@ -46,7 +46,7 @@ void WholePages::hand_over(size_t page, ShardSource& source,
   if (pages_->offloads_parameters(page)) {
     away = {&pages_->page_offload()->parameters(), page, pages_->page_offload()};
   }
-  const int64_t bytes = source.add_shard(layout, memory_->owned(page), away,
+  const int64_t bytes = source.add_shard(pages_->shards(page), layout, memory_->owned(page), away,
                                          [user_writes, page](const at::Tensor& whole) {
                                            user_writes->note_written_back(page, whole);
                                          });

@@ -147,11 +147,12 @@ void check_can_leave(const PageLayout& layout) {
 
 class Planner {
  public:
-  Planner(const Options& options, int rank, int world_size)
-      : options_(options), rank_(rank), world_size_(world_size) {}
+  Planner(const Options& options, const PlacesOfRank& places)
+      : options_(options), places_(places) {}
 
   PagePlan plan(const PageLayout& layout, bool optimizer_leaves) const {
-    const int64_t whole_numel = layout.padded_numel(world_size_);
+    const auto [rank, ranks] = places_.of(layout);
+    const int64_t whole_numel = layout.padded_numel(ranks);
     const int64_t whole_bytes = whole_numel * bytes_of_element(layout.dtype);
     const Manner manner{
         .dtype = layout.dtype,
@@ -160,7 +161,7 @@ class Planner {
         .optimizer_leaves = optimizer_leaves};
     PagePlan page = plan_of(options_, manner);
     page.owned =
-        page.parameters == Sharing::kReplicated ? Range{0, whole_numel} : layout.shard(rank_);
+        page.parameters == Sharing::kReplicated ? Range{0, whole_numel} : layout.shard(rank);
     page.whole_bytes = whole_bytes;
     for (const Buffer& buffer : buffers_of(page, manner)) {
       const int64_t bytes =
@@ -174,8 +175,7 @@ class Planner {
       }
     }
     if (page.parameters == Sharing::kSharded) {
-      page.held[Tier::kDevice][Kind::kParameter] +=
-          secondary_bytes(options_, whole_bytes, world_size_);
+      page.held[Tier::kDevice][Kind::kParameter] += secondary_bytes(options_, whole_bytes, ranks);
     }
     if (!layout.requires_grad) return page;
     page.own_gradient_bytes = layout.numel * bytes_of_element(page.gradient_dtype);
@@ -229,19 +229,18 @@ class Planner {
   }
 
   const Options& options_;
-  const int rank_;
-  const int world_size_;
+  const PlacesOfRank places_;
 };
 
 }  // namespace
 
-BytePlan::BytePlan(const std::vector<PageLayout>& layouts, const Options& options, int rank,
-                   int world_size)
-    : options_(options), rank_(rank), world_size_(world_size) {
+BytePlan::BytePlan(const std::vector<PageLayout>& layouts, const Options& options,
+                   const PlacesOfRank& places)
+    : options_(options), places_(places) {
   TORCH_INTERNAL_ASSERT(
       options_.stage.optimizer_state || !(options_.stage.gradients || options_.stage.parameters),
       "a rank that updates whole pages holds them");
-  const Planner planner(options_, rank_, world_size_);
+  const Planner planner(options_, places_);
   const std::vector<bool> leave = planner.which_optimizers_leave(layouts);
   for (size_t page = 0; page < layouts.size(); ++page) {
     pages_.push_back(planner.plan(layouts[page], leave[page]));
@@ -260,7 +259,7 @@ void BytePlan::begin_training(size_t page, const PageLayout& layout) {
   // Parameters that are away are updated where they are.
   const bool leaves = pages_[page].parameter_tier != Tier::kDevice;
   if (leaves) check_can_leave(layout);
-  pages_[page] = Planner(options_, rank_, world_size_).plan(layout, leaves);
+  pages_[page] = Planner(options_, places_).plan(layout, leaves);
 }
 
 memory::TierBytes BytePlan::held(double states) const {
@@ -309,7 +308,8 @@ int64_t BytePlan::transient_bytes() const {
     largest_bucket_bytes = std::max(largest_bucket_bytes, page.bucket_bytes);
   }
   // On one rank a page is its shard, unless that leaves.
-  if (world_size_ == 1 && options_.offload.parameters == Tier::kDevice) return largest_bucket_bytes;
+  if (places_.others.ranks == 1 && options_.offload.parameters == Tier::kDevice)
+    return largest_bucket_bytes;
   return largest_bucket_bytes + (options_.parameter_budget_bytes > 0
                                      ? options_.parameter_budget_bytes
                                      : 2 * largest_page_bytes);
@@ -360,6 +360,10 @@ std::vector<HigherStage> higher_stages(const Options& options, int highest) {
     if (keeps && !(stage == now)) stages.push_back(std::move(higher));
   }
   return stages;
+}
+
+bool shards_states(const Options& options) {
+  return options.stage.optimizer_state;
 }
 
 bool shards_parameters(const Options& options) {

@@ -76,9 +76,9 @@ class BytePlan {
  public:
   // A plan without pages.
   BytePlan() = default;
-  // rank, of world_size. Throws for a page that cannot leave the device as the options say.
-  BytePlan(const std::vector<PageLayout>& layouts, const Options& options, int rank,
-           int world_size);
+  // Throws for a page that cannot leave the device as the options say.
+  BytePlan(const std::vector<PageLayout>& layouts, const Options& options,
+           const PlacesOfRank& places);
 
   const std::vector<PagePlan>& pages() const { return pages_; }
   const PagePlan& operator[](size_t page) const { return pages_[page]; }
@@ -104,8 +104,7 @@ class BytePlan {
 
  private:
   Options options_;
-  int rank_ = 0;
-  int world_size_ = 1;
+  PlacesOfRank places_ = PlaceOfRank();
   std::vector<PagePlan> pages_;
 };
 
@@ -130,6 +129,7 @@ std::vector<HigherStage> higher_stages(const Options& options, int highest);
 
 // What the options say of all pages, for who has none yet. Sharded parameters and sharded gradients
 // need a module, whose forward and backward are followed.
+bool shards_states(const Options& options);
 bool shards_parameters(const Options& options);
 bool shards_gradients(const Options& options);
 

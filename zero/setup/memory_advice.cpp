@@ -131,8 +131,8 @@ class Advisor {
   std::optional<Fixed> fixed_of(const Options& options) const {
     try {
       validate(options);
-      const BytePlan now(model_.layouts, model_.options, model_.rank, model_.ranks);
-      const BytePlan plan(model_.layouts, options, model_.rank, model_.ranks);
+      const BytePlan now(model_.layouts, model_.options, model_.places);
+      const BytePlan plan(model_.layouts, options, model_.places);
       const memory::TierBytes held = plan.held(states(now));
       Fixed fixed{.on_device = held[Tier::kDevice].total() + plan.transient_bytes() + besides_,
                   .on_host = held[Tier::kHost].total()};
@@ -144,7 +144,7 @@ class Advisor {
       if (facts_.trains) {
         fixed.on_device += plan.gradient_bytes() + fresh_gradient_bytes();
       }
-      if (model_.ranks > 1 && !shards_gradients(options)) {
+      if (model_.places.others.ranks > 1 && !shards_gradients(options)) {
         for (const PagePlan& page : plan.pages()) {
           const int64_t owned = page.owned.numel() * c10::elementSize(page.gradient_dtype);
           if (page.own_gradient_bytes > 0) fixed.of_accumulation += owned;

@@ -23,8 +23,7 @@ inline constexpr int64_t kForecastMarginPart = 32;
 struct LimitedModel {
   Options options;
   std::vector<PageLayout> layouts;
-  int rank = 0;  // among those that shard together
-  int ranks = 1;
+  PlacesOfRank places = PlaceOfRank();
   bool device_is_host = false;
   bool is_wrapped = true;  // else its parameters are an optimizer's alone
   memory::MemoryLimits limits;

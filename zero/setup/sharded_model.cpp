@@ -130,15 +130,34 @@ std::shared_ptr<memory::MemoryLimitScope> check_memory(const ParameterPages& pag
   return limit_memory(world,
                       {.options = options,
                        .layouts = pages.layouts(),
-                       .rank = pages.shards().rank(),
-                       .ranks = pages.shards().size(),
+                       .places = places_of(pages.worlds()),
                        .is_wrapped = is_wrapped},
                       std::move(facts), held_bytes);
+}
+
+// Who shares which pages.
+PageWorlds worlds_of(const comm::World& world, const std::vector<NamedParameter>& parameters,
+                     const Options& options) {
+  PageWorlds worlds(world, options.shard_within, options.secondary_shard_within);
+  const ParameterSlice* const experts = cut_of_experts(parameters);
+  if (experts == nullptr) return worlds;
+  const int ranks = experts->ranks.size() * experts->same_experts->size();
+  ZP_CHECK(world.size() == ranks, "the module's experts are cut over ", experts->ranks.size(),
+           " ranks, ", experts->same_experts->size(),
+           " have the same ones, and it is wrapped over ", world.size(), " ranks: expected all ",
+           ranks, "; wrap it over the mesh that expert_parallel() got");
+  ZP_CHECK(
+      !options.world_invariant,
+      "options.world_invariant: experts that are cut over ranks add up tokens in an order that "
+      "depends on the number of ranks; leave it or expert_parallel() out");
+  worlds.cut_experts(experts->ranks, *experts->same_experts);
+  return worlds;
 }
 
 ShardedModel shard(std::vector<NamedParameter> parameters, const comm::World& world,
                    const Options& options, Unfrozen unfrozen, ModelOfParameters model = {},
                    const DeferredValues* deferred = nullptr) {
+  PageWorlds worlds = worlds_of(world, parameters, options);
   if (!model.tensor) model.tensor = tensor_world_of(parameters);
   check_agreement_over_slices(model.tensor, parameters, options);
   if (model.part) check_part(*model.part, options);
@@ -153,13 +172,12 @@ ShardedModel shard(std::vector<NamedParameter> parameters, const comm::World& wo
   const auto facts = std::make_shared<StepFacts>();
   PageParts parts;
   try {
-    parts = make_pages(PageWorlds(world, options.shard_within, options.secondary_shard_within),
-                       std::move(parameters), pages_options(options, world, std::move(model)),
-                       deferred, [&](const ParameterPages& pages) {
-                         limits =
-                             check_memory(pages, options, held_bytes,
-                                          /*is_wrapped=*/unfrozen == Unfrozen::kInForward, facts);
-                       });
+    parts = make_pages(
+        std::move(worlds), std::move(parameters), pages_options(options, world, std::move(model)),
+        deferred, [&](const ParameterPages& pages) {
+          limits = check_memory(pages, options, held_bytes,
+                                /*is_wrapped=*/unfrozen == Unfrozen::kInForward, facts);
+        });
   } catch (c10::OutOfMemoryError& error) {
     error.add_context(
         "while the model is wrapped: one that was constructed with values is whole until it is in "

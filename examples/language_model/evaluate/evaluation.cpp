@@ -30,19 +30,17 @@ TextLoss shared_loss(WrappedModel& model, int64_t all, int64_t batch,
   const bool was_training = model.is_training();
   model.eval();
   const zeropage::comm::World& world = model.world();
-  const auto to_device = [&](const torch::Tensor& tensor) {
-    return tensor.defined() ? tensor.to(world.device()) : tensor;
-  };
-  const int64_t turns = (all + batch * world.size() - 1) / (batch * world.size());
+  const RowReaders readers(model);
+  const int64_t turns = (all + batch * readers.count - 1) / (batch * readers.count);
   double sum = 0, predicted = 0;
   for (int64_t turn = 0; turn < turns; ++turn) {
     // A rank without rows of its own repeats the first: operators on shared parameters are collective.
-    const int64_t first = (turn * world.size() + world.rank()) * batch;
+    const int64_t first = (turn * readers.count + readers.rank) * batch;
     const bool is_own = first < all;
-    const Rows rows = is_own ? read(first, std::min(batch, all - first)) : read(0, 1);
+    const Rows rows =
+        own_part(model, is_own ? read(first, std::min(batch, all - first)) : read(0, 1));
     const auto weight = static_cast<double>(is_own ? rows.learned() : 0);
-    const torch::Tensor loss =
-        model(to_device(rows.tokens), to_device(rows.targets), to_device(rows.documents));
+    const torch::Tensor loss = model(rows.tokens, rows.targets, rows.documents);
     if (weight > 0) sum += loss.item<double>() * weight;
     predicted += weight;
   }

@@ -33,17 +33,54 @@ bool ends_with_part(const std::string& name, const std::string& end) {
 
 }  // namespace
 
+void LanguageModel::share_rows(ContextAxis axis) {
+  const int ranks = axis.ranks.size();
+  TORCH_CHECK(
+      config_.attention_dropout == 0, "rows over ", ranks, " ranks: the model drops ",
+      config_.attention_dropout,
+      " of attention's weights in training, which attention over ranks cannot; set "
+      "attention_dropout (attn_pdrop) to 0 in its config.json, or give each rank whole rows");
+  TORCH_CHECK(axis.form == zeropage::parallel::ContextForm::kRing || config_.heads % ranks == 0,
+              "rows over ", ranks, " ranks: the model's ", config_.heads,
+              " heads are no multiple of them, as Ulysses needs; use the ring");
+  context_ = std::move(axis);
+}
+
+torch::Tensor LanguageModel::positions_of(const torch::Tensor& tokens,
+                                          const torch::Tensor& documents) const {
+  using namespace zeropage::parallel;
+  const int64_t length = tokens.size(1);
+  if (!context_) {
+    const torch::Tensor positions = torch::arange(length, tokens.options()).unsqueeze(0);
+    return documents.defined() ? positions - begins_of(documents) : positions;
+  }
+  const zeropage::comm::World& ranks = context_->ranks;
+  const torch::Tensor positions =
+      context_positions(length * ranks.size(), ranks, tokens.device()).unsqueeze(0);
+  if (!documents.defined()) return positions;
+  // A document may begin on another rank.
+  const torch::Tensor begins = begins_of(gather_context(documents, 1, ranks));
+  return positions - begins.index_select(1, positions.squeeze(0));
+}
+
 torch::Tensor LanguageModel::body(const torch::Tensor& tokens, const torch::Tensor& documents,
                                   KeyValueCache* cache) {
-  const int64_t length = tokens.size(1), before = cache == nullptr ? 0 : cache->length();
-  TORCH_CHECK(before + length <= longest_sequence(config_), "a sequence of ", before + length,
-              " tokens is longer than the model's ", longest_sequence(config_));
+  const int64_t before = cache == nullptr ? 0 : cache->length();
+  const int64_t length = tokens.size(1);
+  TORCH_CHECK(cache == nullptr || !context_,
+              "a text that is written grows by a token, which no ranks can split; open the model "
+              "without an axis for its rows");
+  TORCH_CHECK(
+      (context_ ? context_->ranks.size() : 1) * length + before <= longest_sequence(config_),
+      "a sequence of ", before + length, " tokens is longer than the model's ",
+      longest_sequence(config_));
   ForwardContext context{.angles = {}, .mask = {}, .cache = cache};
-  torch::Tensor positions =
-      torch::arange(before, before + length, tokens.options()).unsqueeze(0);  // [1, length]
-  if (documents.defined()) {
+  const torch::Tensor positions = positions_of(tokens, documents) + before;
+  if (context_) {
+    context.mask.context = &*context_;
+    context.mask.documents = documents;
+  } else if (documents.defined()) {
     const torch::Tensor begins = begins_of(documents);
-    positions = positions - begins;
     context.mask.seen = (begins.unsqueeze(2) == begins.unsqueeze(1)).unsqueeze(1) &
                         causal_mask(0, length, tokens.device());
   } else if (before > 0 && length > 1) {

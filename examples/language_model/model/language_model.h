@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -51,6 +52,12 @@ class LanguageModel : public torch::nn::Module {
   // By name, such as "model.layers.0.self_attn.q_proj".
   std::vector<std::pair<std::string, Projection>> projections() const;
 
+  // From now on a row's tokens are over those ranks: forward() takes this rank's part of tokens, targets and documents
+  // (split_context()). Throws where the model cannot be run so, with why. Before the module is wrapped, over a mesh with that axis.
+  void share_rows(ContextAxis axis);
+  // Null: each rank has whole rows.
+  const ContextAxis* context() const { return context_ ? &*context_ : nullptr; }
+
   const ModelConfig& config() const { return config_; }
 
  protected:
@@ -61,6 +68,8 @@ class LanguageModel : public torch::nn::Module {
   void draw(uint64_t seed);
 
  private:
+  // Of this rank's tokens in their document, or in their row: [1 or batch, length].
+  torch::Tensor positions_of(const torch::Tensor& tokens, const torch::Tensor& documents) const;
   // What the head sees: [batch, length, width].
   torch::Tensor body(const torch::Tensor& tokens, const torch::Tensor& documents,
                      KeyValueCache* cache);
@@ -73,6 +82,7 @@ class LanguageModel : public torch::nn::Module {
 
   const ModelConfig config_;
   zeropage::checkpointing::EveryBlocks recompute_;
+  std::optional<ContextAxis> context_;
 };
 
 // The deviation with which a matrix of that name is drawn: config.initial_deviation, and less where GPT-2's layers add to what

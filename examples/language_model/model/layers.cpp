@@ -35,6 +35,11 @@ torch::Tensor attention(const torch::Tensor& queries, const torch::Tensor& keys,
   const auto joined = [&](const torch::Tensor& mixed) {
     return mixed.transpose(1, 2).reshape({batch, length, heads * width});
   };
+  if (mask.context != nullptr) {
+    return joined(zeropage::parallel::context_attention(
+        queries, keys, values, mask.context->ranks,
+        {.is_causal = true, .form = mask.context->form, .documents = mask.documents}));
+  }
   std::optional<torch::Tensor> seen;
   if (mask.seen.defined()) seen = mask.seen;
   if (length == 1 && !seen) {

@@ -6,7 +6,9 @@
 #include <vector>
 
 #include <torch/torch.h>
+#include <zeropage/context_parallel.h>
 #include <zeropage/fused.h>
+#include <zeropage/world.h>
 
 #include "language_model/model/config.h"
 
@@ -22,11 +24,20 @@ struct RotaryAngles {
 // positions: [1 or batch, length] of whole numbers.
 RotaryAngles rotary_angles(const ModelConfig& config, const torch::Tensor& positions);
 
+// Ranks that have the same rows, and each of them some tokens of those (zeropage/context_parallel.h).
+struct ContextAxis {
+  zeropage::comm::World ranks;
+  zeropage::parallel::ContextForm form = zeropage::parallel::ContextForm::kRing;
+};
+
 // Which keys a query sees.
 struct AttentionMask {
   // [batch or 1, 1, queries, keys] of bool. Undefined: query i sees the first i + 1 keys, or, if there is one query, all.
   torch::Tensor seen;
   double dropout = 0;  // of probabilities
+  // Where ranks have the other tokens; `seen` is undefined then, and documents are in `documents`, [batch, length], if any are.
+  const ContextAxis* context = nullptr;
+  torch::Tensor documents;
 };
 // queries: [batch, heads, length, head width]; keys, values: [batch, key-value heads, keys, head width], each for as many
 // neighbouring heads of queries. Returns [batch, length, heads * head width].

@@ -26,6 +26,7 @@ namespace zp_lm {
 namespace {
 
 using nlohmann::json;
+using zeropage::parallel::ContextForm;
 
 // Tokens of a row, where the model takes as many.
 constexpr int64_t kLength = 512;
@@ -110,6 +111,7 @@ class Run {
     if (world_.rank() != 0 || flags_.run.json.empty()) return code;
     json figures = {{"command", flags_.training == Training::kAdapters ? "lora" : "train"},
                     {"ranks", world_.size()},
+                    {"context", flags_.context},
                     {"stage", flags_.run.stage},
                     {"dtype", flags_.run.dtype},
                     {"parameters", cost_.parameters},
@@ -130,7 +132,11 @@ class Run {
     const int64_t longest = language_model::longest_sequence(config);
     ZP_CHECK(flags.length <= longest, "--length ", flags.length,
              ": the model's sequences have up to ", longest, " tokens");
-    return flags.length > 0 ? flags.length : std::min(kLength, longest);
+    const int64_t length = flags.length > 0 ? flags.length : std::min(kLength, longest);
+    const int64_t chunks = flags.context == 1 ? 1 : 2 * int64_t{flags.context};
+    ZP_CHECK(length % chunks == 0, "--context ", flags.context, ": expected a --length of two ",
+             "chunks for each of these ranks, a multiple of ", chunks, ", got ", length);
+    return length;
   }
 
   static int64_t cut_of(const TrainFlags& flags, int64_t rows) {
@@ -157,7 +163,11 @@ class Run {
     }
     check(options_);
     language_model::OpenOptions open{.sharding = sharding_of(flags_),
-                                     .adapters_from = flags_.model.adapters};
+                                     .adapters_from = flags_.model.adapters,
+                                     .context = flags_.context,
+                                     .context_form = flags_.context_form == "ulysses"
+                                                         ? ContextForm::kUlysses
+                                                         : ContextForm::kRing};
     if (flags_.training == Training::kAdapters && flags_.model.adapters.empty()) {
       open.adapters = {.options = flags_.adapter,
                        .layers = adapter_layers(flags_, files_.config().architecture),

@@ -162,6 +162,15 @@ void add_train_flags(CLI::App& app, TrainFlags& flags) {
   add_memory(app, flags);
   add_run(app, flags);
   add_run_flags(app, flags.run);
+  constexpr const char* kRanks = "Ranks";
+  app.add_option(
+         "--context", flags.context,
+         "Neighbouring ranks that have the same rows, and each of them some of their tokens")
+      ->check(CLI::Range(1, 1024))
+      ->group(kRanks);
+  app.add_option("--context-form", flags.context_form, "How attention runs over their tokens")
+      ->check(CLI::IsMember({"ring", "ulysses"}))
+      ->group(kRanks);
 }
 
 zeropage::Options sharding_of(const TrainFlags& flags) {

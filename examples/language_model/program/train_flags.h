@@ -28,6 +28,9 @@ struct TrainFlags {
   int64_t length = 0;            // of a row, in tokens; 0: up to kLength, as the model can
   bool joins_documents = false;
 
+  int context = 1;                    // ranks that have some of each row's tokens
+  std::string context_form = "ring";  // or "ulysses"
+
   std::string states = "fp32";  // of the optimizer; or bf16, 8bit
   bool recomputes_layers = false;
   std::string optimizer_tier = "device";  // or host, nvme

@@ -15,12 +15,13 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kMostSkippedInARow = 10;
 
-int64_t micro_steps_of(const TrainingOptions& options, int64_t ranks) {
-  return (options.batch + options.micro_batch * ranks - 1) / (options.micro_batch * ranks);
+// readers: RowReaders::count.
+int64_t micro_steps_of(const TrainingOptions& options, int64_t readers) {
+  return (options.batch + options.micro_batch * readers - 1) / (options.micro_batch * readers);
 }
 
-zeropage::AccumulatorOptions accumulation(const TrainingOptions& options, int64_t ranks) {
-  zeropage::AccumulatorOptions accumulator{.micro_steps = micro_steps_of(options, ranks)};
+zeropage::AccumulatorOptions accumulation(const TrainingOptions& options, int64_t readers) {
+  zeropage::AccumulatorOptions accumulator{.micro_steps = micro_steps_of(options, readers)};
   if (options.clip_norm > 0) accumulator.clip_norm = options.clip_norm;
   return accumulator;
 }
@@ -86,7 +87,7 @@ Trainer::Trainer(WrappedModel& model, const TrainingRows& rows, const TrainingOp
       evaluate_(std::move(evaluate)),
       order_(rows.count(), options.seed),
       optimizer_(model, groups_of(model, options)),
-      accumulator_(model, accumulation(options, model.world().size())) {
+      accumulator_(model, accumulation(options, RowReaders(model).count)) {
   check(options);
   if (options.activation_budget_bytes > 0) {
     recompute_ = zeropage::recompute(
@@ -163,8 +164,8 @@ void Trainer::resume(bool if_there) {
 }
 
 Rows Trainer::micro_rows(int64_t micro, double& weight) {
-  const int64_t ranks = model_.world().size();
-  const int64_t first = (micro * ranks + model_.world().rank()) * options_.micro_batch;
+  const RowReaders readers(model_);
+  const int64_t first = (micro * readers.count + readers.rank) * options_.micro_batch;
   const int64_t count = std::min(options_.micro_batch, options_.batch - first);
   std::vector<int64_t> chosen;
   // Without rows of its own a rank repeats the step's first.
@@ -172,13 +173,9 @@ Rows Trainer::micro_rows(int64_t micro, double& weight) {
   for (int64_t i = 0; i < std::max<int64_t>(1, count); ++i) {
     chosen.push_back(order_.row(state_.step * options_.batch + (has_own ? first + i : 0)));
   }
-  Rows rows = rows_.read(chosen);
-  weight = has_own ? static_cast<double>(rows.learned()) : 0;
-  const torch::Device device = model_.world().device();
-  for (torch::Tensor* tensor : {&rows.tokens, &rows.targets, &rows.documents}) {
-    if (tensor->defined()) *tensor = tensor->to(device);
-  }
-  return rows;
+  const Rows own = own_part(model_, rows_.read(chosen));
+  weight = has_own ? static_cast<double>(own.learned()) : 0;
+  return own;
 }
 
 TrainedStep Trainer::train_step() {

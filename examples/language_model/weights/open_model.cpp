@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include <zeropage/mesh.h>
+
 #include "language_model/weights/adapters.h"
 #include "language_model/weights/renamed_weights.h"
 
@@ -25,7 +27,14 @@ WrappedModel wrapped(const ModelConfig& config, const MakeOptions& made,
     }
     return model;
   });
-  return {std::move(deferred), world, options.sharding};
+  if (options.context == 1) return {std::move(deferred), world, options.sharding};
+  TORCH_CHECK(options.context > 0 && world.size() % options.context == 0, "rows over ",
+              options.context, " ranks: they do not divide the world's ", world.size(),
+              "; use a divisor");
+  const zeropage::comm::Mesh mesh(
+      world, {{"data", world.size() / options.context}, {"context", options.context}});
+  deferred.module()->share_rows({mesh["context"], options.context_form});
+  return {std::move(deferred), mesh, options.sharding};
 }
 
 // New adapters keep what they were drawn with, and nothing else may be missing. Before anything is written.

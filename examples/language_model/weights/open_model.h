@@ -29,6 +29,10 @@ struct OpenOptions {
   std::optional<AdapterTargets> adapters;
   // Adapters that save_adapters() or peft wrote, and their layers; "": none. Not both.
   std::string adapters_from;
+  // Neighbouring ranks that have the same rows, and each of them some tokens of those; 1: each rank has whole rows. The world's
+  // number of ranks is a multiple.
+  int context = 1;
+  zeropage::parallel::ContextForm context_form = zeropage::parallel::ContextForm::kRing;
   // For use without training: no parameter has a gradient, nor room for one.
   bool is_frozen = false;
 };

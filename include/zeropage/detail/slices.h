@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -69,6 +70,35 @@ class SlicedDimension {
  private:
   std::vector<Slices> parts_;
   int64_t dim_;
+};
+
+// A layer whose parameters are slices: each rank of a group has another part of them, while
+// parameters of other layers are the same on all its ranks. Sums over all parameters depend on it: slices add up
+// over the group, and whole parameters count once.
+//
+// A parameter that was cut in place has a mark that says the same (parallel/slice_mark.h).
+// Threads: as the layer.
+
+struct SlicedParameter {
+  at::Tensor slice;  // may be undefined
+  SlicedDimension cut;
+};
+
+// What a torch::nn::Module also is that registers slices as its parameters.
+class SlicedLayer {
+ public:
+  virtual ~SlicedLayer() = default;
+  // Those of the parameters that it registers itself which are slices.
+  virtual std::vector<SlicedParameter> sliced_parameters() const = 0;
+  // The ranks that have the other slices.
+  virtual const comm::World& ranks_of_slices() const = 0;
+  // Where ranks with other slices have other tokens, as experts (zeropage/expert_parallel.h): the ranks that have the same slices.
+  virtual std::optional<comm::World> ranks_of_same_slices() const { return std::nullopt; }
+
+ protected:
+  SlicedLayer() = default;
+  SlicedLayer(const SlicedLayer&) = default;
+  SlicedLayer& operator=(const SlicedLayer&) = default;
 };
 
 // A world as an argument of an operator that LibTorch's dispatcher calls.

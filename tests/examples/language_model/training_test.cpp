@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "examples/language_model/evaluate/evaluation.h"
 #include "examples/language_model/train/trainer.h"
 #include "examples/language_model/weights/open_model.h"
 #include "tests/examples/language_model/small_models.h"
@@ -34,8 +35,9 @@ std::vector<int32_t> documents() {
   return tokens;
 }
 
-PackedRows packed(const std::vector<int32_t>& tokens) {
-  return {TokenText::of(tokens), /*length=*/16, DocumentMark{kEnd}};
+PackedRows packed(const std::vector<int32_t>& tokens, bool joins_documents = false) {
+  const auto mark = joins_documents ? std::nullopt : std::optional(DocumentMark{kEnd});
+  return {TokenText::of(tokens), /*length=*/16, mark};
 }
 
 struct Setting {
@@ -46,10 +48,15 @@ struct Setting {
   ModelConfig config = small_llama();
   std::optional<AdapterTargets> adapters = {};
   zeropage::EveryBlocks recompute = zeropage::EveryBlocks::none();
+  // Of the ranks, neighbours that have the same rows.
+  int context = 1;
+  parallel::ContextForm form = parallel::ContextForm::kRing;
+  bool joins_documents = false;
 };
 
 struct Trained {
-  std::vector<double> losses;  // of the steps
+  std::vector<double> losses;    // of the steps
+  std::vector<double> held_out;  // before the first and behind the last
   std::vector<torch::Tensor> parameters;
 };
 
@@ -67,18 +74,24 @@ Trained train(const Setting& setting, TrainingOptions options = few_steps(), boo
     sharding.page_bytes = 4096;
     ModelConfig config = setting.config;
     config.initial_deviation = 0.2;
-    WrappedModel model =
-        new_model(config, /*seed=*/1, world, {.sharding = sharding, .adapters = setting.adapters});
+    WrappedModel model = new_model(config, /*seed=*/1, world,
+                                   {.sharding = sharding,
+                                    .adapters = setting.adapters,
+                                    .context = setting.context,
+                                    .context_form = setting.form});
     model->recompute(setting.recompute);
-    const PackedRows rows = packed(tokens);
-    std::vector<double> losses;
+    const PackedRows rows = packed(tokens, setting.joins_documents);
+    std::vector<double> losses, held_out;
     Trainer trainer(model, rows, options,
-                    {.step = [&](const TrainedStep& step) { losses.push_back(step.loss); }});
+                    {.step = [&](const TrainedStep& step) { losses.push_back(step.loss); },
+                     .held_out = [&](int64_t, double loss) { held_out.push_back(loss); }},
+                    [&] { return evaluate(model, rows, setting.micro_batch).loss; });
     if (resumes) trainer.resume(/*if_there=*/true);
     EXPECT_EQ(trainer.run(), 0);
     const auto state = full_state(model);
     if (world.rank() != 0) return;
     trained.losses = losses;
+    trained.held_out = held_out;
     for (const auto& item : state) trained.parameters.push_back(item.value());
   });
   return trained;
@@ -89,7 +102,7 @@ void expect_near(const Trained& left, const Trained& right, double tolerance = 1
   for (size_t i = 0; i < left.losses.size(); ++i) {
     EXPECT_NEAR(left.losses[i], right.losses[i], tolerance) << i;
   }
-  for (size_t i = 0; i < left.parameters.size(); ++i) {
+  for (size_t i = 0; i < std::min(left.parameters.size(), right.parameters.size()); ++i) {
     // AdamW makes a whole step of a gradient that is nearly 0, so the order of a sum shows there. A step is up to 1e-2.
     const torch::Tensor difference = (left.parameters[i] - right.parameters[i]).abs();
     EXPECT_LT(difference.max().item<double>(), 100 * tolerance) << i;
@@ -155,6 +168,77 @@ TEST(LanguageModelTrainingTest, AStepIsTheMeanOverAllTargetsOnAnyRanksStagesAndM
   Setting recomputed{2, 3, 2};
   recomputed.recompute = zeropage::EveryBlocks::each();
   expect_near(train(recomputed), expected);
+}
+
+// A row's tokens over 2 and 4 ranks, beside one rank that has all: of a Llama with shared heads of keys, its biases and scaled
+// positions, and of GPT-2, in rows of one document and of several that begin on other ranks.
+TEST(LanguageModelTrainingTest, RowsOverSeveralRanksTrainAsOnOneRank) {
+  ModelConfig llama = small_configs()[1];
+  llama.heads = 8;
+  llama.key_value_heads = 2;
+  ModelConfig gpt2 = small_gpt2();
+  gpt2.heads = gpt2.key_value_heads = 4;
+  gpt2.head_width = 6;
+  TrainingOptions ten = few_steps();
+  ten.steps = 10;
+  const auto each = zeropage::EveryBlocks::each();
+  for (const ModelConfig& config : {llama, gpt2}) {
+    for (const bool joins_documents : {true, false}) {
+      const Setting whole{.config = config, .joins_documents = joins_documents};
+      const Trained one = train(whole, ten);
+      ASSERT_EQ(one.losses.size(), 10);
+      ASSERT_EQ(one.held_out.size(), 2);
+      const auto compare = [&](Setting setting) {
+        SCOPED_TRACE(::testing::Message()
+                     << "GPT-2 " << (config.architecture == Architecture::kGpt2) << ", joined "
+                     << joins_documents << ", ranks " << setting.ranks << ", context "
+                     << setting.context << ", form " << static_cast<int>(setting.form) << ", stage "
+                     << setting.stage);
+        setting.config = config;
+        setting.joins_documents = joins_documents;
+        Trained other = train(setting, ten);
+        // GPT-2's biases of keys change no output, so AdamW makes steps of what sums leave of a gradient of 0.
+        if (config.architecture == Architecture::kGpt2) other.parameters.clear();
+        expect_near(other, one);
+        ASSERT_EQ(other.held_out.size(), 2);
+        EXPECT_NEAR(other.held_out[0], one.held_out[0], 1e-5);
+        EXPECT_NEAR(other.held_out[1], one.held_out[1], 1e-5);
+      };
+      for (const auto form : {parallel::ContextForm::kRing, parallel::ContextForm::kUlysses}) {
+        for (const int stage : {0, 3}) {
+          compare({.ranks = 2, .stage = stage, .micro_batch = 2, .context = 2, .form = form});
+          compare({.ranks = 4,
+                   .stage = stage,
+                   .micro_batch = 3,
+                   .recompute = each,
+                   .context = 4,
+                   .form = form});
+        }
+      }
+      compare({.ranks = 2, .stage = 3, .micro_batch = 1, .recompute = each, .context = 2});
+      // Two readers of rows, of two ranks each; the last rows of a step are those of one of them.
+      compare({.ranks = 4, .stage = 2, .micro_batch = 4, .context = 2});
+    }
+  }
+}
+
+TEST(LanguageModelTrainingTest, WhatCannotHaveItsRowsOverSeveralRanksIsRefused) {
+  run_ranks(2, [&](World& world) {
+    ModelConfig drops = small_gpt2();
+    drops.attention_dropout = 0.1;
+    EXPECT_THAT(error_of([&] { new_model(drops, 1, world, {.context = 2}); }),
+                HasSubstr("rows over 2 ranks: the model drops 0.1 of attention's weights"));
+    const OpenOptions by_heads{.context = 2, .context_form = parallel::ContextForm::kUlysses};
+    EXPECT_THAT(error_of([&] { new_model(small_gpt2(), 1, world, by_heads); }),
+                HasSubstr("the model's 3 heads are no multiple"));
+    EXPECT_THAT(error_of([&] { new_model(small_llama(), 1, world, {.context = 3}); }),
+                HasSubstr("rows over 3 ranks: they do not divide the world's 2"));
+    WrappedModel model = new_model(small_llama(), 1, world, {.context = 2});
+    const torch::NoGradGuard no_grad;
+    KeyValueCache cache(3, 8);
+    EXPECT_THAT(error_of([&] { model->next_logits(random_tokens(small_llama(), 1, 4), cache); }),
+                HasSubstr("grows by a token, which no ranks can split"));
+  });
 }
 
 TEST(LanguageModelTrainingTest, WithLessPrecisionAndTheOptimizerElsewhereLearnsAlike) {

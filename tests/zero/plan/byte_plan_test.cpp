@@ -181,7 +181,7 @@ TEST(BytePlanFormulaTest, IsThePlanOfAPageWithoutPadding) {
         SCOPED_TRACE("stage " + text_of(stage) + ", " + way.name);
         const zero::PageLayout page =
             page_of(numel, ranks, way.options.compute_dtype.value_or(c10::kFloat));
-        const zero::BytePlan plan({page}, way.options, ranks - 1, ranks);
+        const zero::BytePlan plan({page}, way.options, zero::PlaceOfRank{ranks - 1, ranks});
         const memory::TierBytes formula =
             zero::formula_bytes(way.options, numel, ranks, kStatesOfAdamW);
         for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kNvme}) {
@@ -256,7 +256,7 @@ TEST(BytePlanPagesTest, SayHowRanksShareThem) {
   const auto plan = [&](const Stage& stage) {
     Options options{.stage = stage};
     if (stage.parameters) options.minimum_sharded_bytes = 64 * zero::kShardBlockNumel;
-    return zero::BytePlan({large, small}, options, /*rank=*/1, /*world_size=*/2);
+    return zero::BytePlan({large, small}, options, zero::PlaceOfRank{.rank = 1, .ranks = 2});
   };
   const auto expect_shared = [](const zero::PagePlan& page, zero::Sharing parameters,
                                 zero::Sharing gradients) {
@@ -280,13 +280,13 @@ TEST(BytePlanPagesTest, LeaveFromTheModulesEndAsFarAsTheyFit) {
   Options options{.stage = Stage::kGradients};
   options.offload.optimizer = Tier::kHost;
   const auto bytes = [&] {
-    const zero::BytePlan plan(pages, options, /*rank=*/0, /*world_size=*/2);
+    const zero::BytePlan plan(pages, options, zero::PlaceOfRank{.rank = 0, .ranks = 2});
     return plan.held(kStatesOfAdamW)[Tier::kHost].total();
   };
   const int64_t all = bytes();
   options.offload.optimizer_bytes = all * 2 / 3;
   EXPECT_EQ(bytes(), all * 2 / 3);
-  const zero::BytePlan plan(pages, options, /*rank=*/0, /*world_size=*/2);
+  const zero::BytePlan plan(pages, options, zero::PlaceOfRank{.rank = 0, .ranks = 2});
   EXPECT_EQ(plan[0].optimizer_tier, Tier::kDevice);
   EXPECT_EQ(plan[1].optimizer_tier, Tier::kHost);
   options.offload.optimizer_bytes -= 1;
@@ -299,7 +299,9 @@ TEST(BytePlanPagesTest, HaveStatesForTheirParametersAndNoneForPadding) {
   ASSERT_GT(page.padded_numel(kRanks), page.numel);
   int64_t bytes = 0;
   for (int rank = 0; rank < kRanks; ++rank) {
-    bytes += zero::BytePlan({page}, {.stage = Stage::kGradients}, rank, kRanks)[0].state_bytes;
+    bytes +=
+        zero::BytePlan({page}, {.stage = Stage::kGradients}, zero::PlaceOfRank{rank, kRanks})[0]
+            .state_bytes;
   }
   EXPECT_EQ(bytes, page.numel * static_cast<int64_t>(sizeof(float)));
 }
@@ -308,7 +310,7 @@ TEST(BytePlanTransientTest, IsTwoLargestPagesOrTheBudgetAndABucket) {
   const auto plan = [](const Options& options, int ranks) {
     return zero::BytePlan(
         {page_of(64 * zero::kShardBlockNumel, ranks), page_of(zero::kShardBlockNumel, ranks)},
-        options, /*rank=*/0, ranks);
+        options, zero::PlaceOfRank{.rank = 0, .ranks = ranks});
   };
   Options options{.stage = Stage::kParameters};
   const zero::BytePlan sharded = plan(options, 2);

@@ -25,9 +25,8 @@ class MemoryAdviceTest : public ::testing::Test {
     for (int64_t index = 0; index < kPages; ++index) {
       storages.push_back({.name = c10::str("layer", index), .numel = kPageNumel});
     }
-    model_.ranks = 2;
-    model_.layouts =
-        zero::lay_out_pages(storages, {.world_size = model_.ranks, .page_bytes = 1_MiB});
+    model_.places = zero::PlaceOfRank{.rank = 0, .ranks = 2};
+    model_.layouts = zero::lay_out_pages(storages, {.world_size = 2, .page_bytes = 1_MiB});
     model_.options.stage = stage_of(0);
     facts_ = {.phase = Phase::kEnded, .samples = 8, .states = 2};
     shortage_.request = {.device = c10::kCUDA,

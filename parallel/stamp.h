@@ -9,7 +9,7 @@
 
 #include "zeropage/world.h"
 
-namespace zeropage::parallel::context {
+namespace zeropage::parallel {
 
 class Stamp {
  public:
@@ -22,8 +22,9 @@ class Stamp {
   void put(const at::Tensor& message) const;
   // Takes it from the last elements of the last dimension of what came from a rank, to be compared by check().
   void note(const at::Tensor& message, int from_rank);
-  // Throws where one that was noted is another, and names its rank. Waits for a device.
-  void check(const comm::World& world) const;
+  // Throws where one that was noted is another, and names its rank. differs: "has other sizes; give ...", what that rank does otherwise, and
+  // what to do. Waits for a device.
+  void check(const comm::World& world, const char* differs) const;
 
  private:
   const std::string name_;
@@ -32,4 +33,4 @@ class Stamp {
   std::vector<int> ranks_;
 };
 
-}  // namespace zeropage::parallel::context
+}  // namespace zeropage::parallel

@@ -28,7 +28,7 @@ comm::Mesh simulated(const WorldDescription& world) {
 }
 
 // Attention over the axis "context", where the world has one.
-detail::MarkModule mark_of(const WorldDescription& world, const comm::Mesh& mesh) {
+auto mark_of(const WorldDescription& world, const comm::Mesh& mesh) {
   return [&world, &mesh](torch::nn::Module& module) {
     if (world.context > 1) {
       parallel::context_parallel(module, mesh["context"], world.context_form);
@@ -51,12 +51,12 @@ struct Trial::Parts {
       : mesh(simulated(description)),
         has_context(description.context > 1),
         planned(make(mesh, mark_of(description, mesh), options)),
-        accumulator(planned->model(), accumulation),
+        accumulator(*planned.model, accumulation),
         workspaces(description.allocator.workspaces) {}
 
   // Over all worlds that the model sends in.
   comm::LinkTraffic sent() const {
-    const zero::PageWorlds& worlds = sharded_parameters_of(planned->model()).pages->worlds();
+    const zero::PageWorlds& worlds = sharded_parameters_of(*planned.model).pages->worlds();
     comm::LinkTraffic sum = sent_in(worlds.all);
     if (has_context) sum += sent_in(mesh["context"]);
     if (!worlds.replicas) return sum;
@@ -75,17 +75,17 @@ struct Trial::Parts {
         if (recompute != nullptr) scope.emplace(*recompute);
         std::optional<operators::InterceptorScope> counted;
         if (touched != nullptr) counted.emplace(touched);
-        loss = planned->loss();
+        loss = planned.loss();
       }
       workspaces.before_backward();
       accumulator.backward(loss);
     }
-    accumulator.step(planned->optimizer());
+    accumulator.step(*planned.optimizer);
   }
 
   const comm::Mesh mesh;
   const bool has_context;
-  const std::unique_ptr<detail::PlannedModel> planned;
+  const detail::PlannedModel planned;
   Accumulator accumulator;
   SimulatedWorkspaces workspaces;
 };
@@ -108,15 +108,15 @@ Trial::~Trial() {
 
 int64_t Trial::parameters() const {
   int64_t numel = 0;
-  for (const at::Tensor& parameter : parts_->planned->model().parameters()) {
+  for (const at::Tensor& parameter : parts_->planned.model->parameters()) {
     numel += parameter.numel();
   }
   return numel;
 }
 
 memory::TierBytes Trial::held(const Options& options) const {
-  const auto states = updates_of(parts_->planned->optimizer()).states_of_a_parameter();
-  const zero::ParameterPages& pages = *sharded_parameters_of(parts_->planned->model()).pages;
+  const auto states = updates_of(*parts_->planned.optimizer).states_of_a_parameter();
+  const zero::ParameterPages& pages = *sharded_parameters_of(*parts_->planned.model).pages;
   return zero::BytePlan(pages.layouts(), options, zero::places_of(pages.worlds())).held(states);
 }
 
@@ -126,7 +126,7 @@ const MicroStepReduction& Trial::reduction() const {
 
 int64_t Trial::updated_numel() const {
   int64_t numel = 0;
-  const zero::ParameterPages& pages = *sharded_parameters_of(parts_->planned->model()).pages;
+  const zero::ParameterPages& pages = *sharded_parameters_of(*parts_->planned.model).pages;
   for (const zero::PagePlan& page : pages.plan().pages()) {
     if (page.own_gradient_bytes > 0) numel += page.owned.numel();
   }
@@ -134,13 +134,13 @@ int64_t Trial::updated_numel() const {
 }
 
 int64_t Trial::buffer_bytes() const {
-  const auto& page_offload = sharded_parameters_of(parts_->planned->model()).pages->page_offload();
+  const auto& page_offload = sharded_parameters_of(*parts_->planned.model).pages->page_offload();
   return page_offload ? page_offload->buffer_bytes() : 0;
 }
 
 const checkpointing::ModuleBlocks& Trial::find_blocks(const std::vector<std::string>& lists) {
   if (!blocks_) {
-    blocks_ = checkpointing::find_blocks(parts_->planned->model().untyped_module(), lists);
+    blocks_ = checkpointing::find_blocks(parts_->planned.model->untyped_module(), lists);
   }
   return *blocks_;
 }
@@ -151,17 +151,17 @@ StepFigures Trial::run(CheckpointPolicy policy) {
   std::optional<Recompute> recompute;
   if (policy == CheckpointPolicy::kSelective) {
     recompute =
-        zeropage::recompute(parts_->planned->model(), checkpointing::RecomputeOptions::selective());
+        zeropage::recompute(*parts_->planned.model, checkpointing::RecomputeOptions::selective());
   }
   if (policy == CheckpointPolicy::kBlocks && blocks_) {
-    recompute = zeropage::recompute(parts_->planned->model(),
+    recompute = zeropage::recompute(*parts_->planned.model,
                                     checkpointing::RecomputeOptions::by_blocks(*blocks_));
   }
   const bool by_blocks = policy == CheckpointPolicy::kBlocks && !blocks_;
-  if (by_blocks) parts_->planned->checkpoint_blocks(EveryBlocks::each());
+  if (by_blocks) parts_->planned.checkpoint_blocks(EveryBlocks::each());
   ledger_->reset_peak();
   // Makes the optimizer's states, and records the order of pages, which each policy has of its own.
-  const bool has_pages = sharded_parameters_of(parts_->planned->model()).paging->pager() != nullptr;
+  const bool has_pages = sharded_parameters_of(*parts_->planned.model).paging->pager() != nullptr;
   if (!std::exchange(has_stepped_, true) || has_pages) {
     parts_->step(recompute ? &*recompute : nullptr, nullptr);
   }
@@ -171,7 +171,7 @@ StepFigures Trial::run(CheckpointPolicy policy) {
   parts_->step(recompute ? &*recompute : nullptr,
                policy == CheckpointPolicy::kNone ? &touched : nullptr);
   const checkpointing::RecomputeStatistics after = checkpointing::recompute_statistics();
-  if (by_blocks) parts_->planned->checkpoint_blocks(EveryBlocks::none());
+  if (by_blocks) parts_->planned.checkpoint_blocks(EveryBlocks::none());
   StepFigures figures;
   figures.sent = parts_->sent();
   figures.sent -= sent_before;

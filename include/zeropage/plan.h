@@ -153,9 +153,6 @@ std::string to_string(const PlannedSetting& setting);
 // sharded parameters goes where the stage shards none. A folder on NVMe is not filled in.
 Options options_of(const Options& training, const PlannedSetting& setting);
 
-// A user's model in a simulated world, for plan() (zeropage/plan.h).
-//
-// Lifetime: shares the world. Threads: the one that plans.
 // What plan() needs to know of a training script. M: as in DistributedDataParallel<M>.
 template <typename M>
 struct ModelToPlan {
@@ -172,53 +169,18 @@ struct ModelToPlan {
 
 namespace detail {
 
-class PlannedModel {
- public:
-  PlannedModel() = default;
-  PlannedModel(const PlannedModel&) = delete;
-  PlannedModel& operator=(const PlannedModel&) = delete;
-  virtual ~PlannedModel() = default;
-
-  virtual DistributedDataParallelBase& model() = 0;
-  virtual ShardedOptimizer& optimizer() = 0;
-  virtual at::Tensor loss() = 0;
-  virtual void checkpoint_blocks(checkpointing::EveryBlocks every) = 0;
+// A model in its simulated world, for plan().
+struct PlannedModel {
+  std::shared_ptr<DistributedDataParallelBase> model;
+  std::unique_ptr<ShardedOptimizer> optimizer;
+  std::function<at::Tensor()> loss;
+  std::function<void(checkpointing::EveryBlocks every)> checkpoint_blocks;
 };
 
-// Gives a module the attention of the world that is described.
-using MarkModule = std::function<void(torch::nn::Module& module)>;
-using MakePlannedModel = std::function<std::unique_ptr<PlannedModel>(
-    const comm::Mesh& mesh, const MarkModule& mark, const Options& options)>;
-
-template <typename M>
-DeferredModule<M> marked(const std::function<M()>& construct, const MarkModule& mark) {
-  DeferredModule<M> deferred(construct);
-  mark(*deferred.module());
-  return deferred;
-}
-
-template <typename M>
-class PlannedModelOf final : public PlannedModel {
- public:
-  PlannedModelOf(const ModelToPlan<M>& given, const comm::Mesh& mesh, const MarkModule& mark,
-                 const Options& options)
-      : given_(given), model_(marked(given.construct, mark), mesh, options) {
-    optimizer_ = given_.optimizer ? given_.optimizer(model_)
-                                  : std::make_unique<Optimizer<torch::optim::AdamW>>(model_);
-  }
-
-  DistributedDataParallelBase& model() override { return model_; }
-  ShardedOptimizer& optimizer() override { return *optimizer_; }
-  at::Tensor loss() override { return given_.loss(model_); }
-  void checkpoint_blocks(checkpointing::EveryBlocks every) override {
-    given_.checkpoint_blocks(model_.module(), every);
-  }
-
- private:
-  const ModelToPlan<M>& given_;
-  DistributedDataParallel<M> model_;
-  std::unique_ptr<ShardedOptimizer> optimizer_;
-};
+// mark: gives the module the attention of the world that is described.
+using MakePlannedModel = std::function<PlannedModel(
+    const comm::Mesh& mesh, const std::function<void(torch::nn::Module& module)>& mark,
+    const Options& options)>;
 
 }  // namespace detail
 
@@ -341,11 +303,21 @@ Plan plan(const MakePlannedModel& make, Blocks blocks, const WorldDescription& w
 // The tensor with its sizes and strides alone; where fewer samples are planned (planning/fewer_samples.h), with as many.
 at::Tensor without_values(const at::Tensor& tensor);
 
-// model: outlives what this makes.
+// given: outlives what this makes.
 template <typename M>
-MakePlannedModel make_planned(const ModelToPlan<M>& model) {
-  return [&model](const comm::Mesh& mesh, const MarkModule& mark, const Options& setting) {
-    return std::make_unique<PlannedModelOf<M>>(model, mesh, mark, setting);
+MakePlannedModel make_planned(const ModelToPlan<M>& given) {
+  return [&given](const comm::Mesh& mesh, const auto& mark, const Options& options) {
+    DeferredModule<M> deferred(given.construct);
+    mark(*deferred.module());
+    const auto model =
+        std::make_shared<DistributedDataParallel<M>>(std::move(deferred), mesh, options);
+    return PlannedModel{
+        .model = model,
+        .optimizer = given.optimizer ? given.optimizer(*model)
+                                     : std::make_unique<Optimizer<torch::optim::AdamW>>(*model),
+        .loss = [&given, model] { return given.loss(*model); },
+        .checkpoint_blocks =
+            [&given, model](auto every) { given.checkpoint_blocks(model->module(), every); }};
   };
 }
 template <typename M>

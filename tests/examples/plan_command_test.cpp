@@ -110,7 +110,7 @@ TEST_F(PlanCommandTest, PlansOptimizersOfWholeTensors) {
   EXPECT_GT(states("adafactor"), 0);
 }
 
-// Of stage 0 on the device, with all activations kept.
+// The setting of stage 0 on the device, with all activations kept.
 nlohmann::json plainest(const nlohmann::json& plan) {
   for (const auto& setting : plan["settings"]) {
     if (setting["stage"] == "0" && setting["offload_optimizer"] == "device" &&

@@ -192,7 +192,7 @@ TEST_P(PlannedFiguresTest, AreWhatRanksHoldAndSend) {
 INSTANTIATE_TEST_SUITE_P(RanksMicroSteps, PlannedFiguresTest,
                          ::testing::Values(std::tuple(1, 1), std::tuple(2, 1), std::tuple(4, 2)));
 
-// Of a rank that has some of each sample's tokens.
+// What a rank has that has some of each sample's tokens.
 class PlannedContextTest : public ::testing::TestWithParam<std::tuple<int, Context>> {};
 
 TEST_P(PlannedContextTest, IsWhatRanksHoldAndSend) {

@@ -68,7 +68,7 @@ class LanguageModel : public torch::nn::Module {
   void draw(uint64_t seed);
 
  private:
-  // Of this rank's tokens in their document, or in their row: [1 or batch, length].
+  // Places of this rank's tokens in their document, or in their row: [1 or batch, length].
   torch::Tensor positions_of(const torch::Tensor& tokens, const torch::Tensor& documents) const;
   // What the head sees: [batch, length, width].
   torch::Tensor body(const torch::Tensor& tokens, const torch::Tensor& documents,

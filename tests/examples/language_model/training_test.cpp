@@ -48,7 +48,7 @@ struct Setting {
   ModelConfig config = small_llama();
   std::optional<AdapterTargets> adapters = {};
   zeropage::EveryBlocks recompute = zeropage::EveryBlocks::none();
-  // Of the ranks, neighbours that have the same rows.
+  // Neighbouring ranks that have the same rows.
   int context = 1;
   parallel::ContextForm form = parallel::ContextForm::kRing;
   bool joins_documents = false;

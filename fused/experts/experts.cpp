@@ -71,7 +71,7 @@ void ExpertsImpl::reset() {
   w_down = register_parameter("w_down", drawn({experts, d, hidden}));
   if (options_.balance_bias_rate > 0)
     balance_bias = register_buffer("balance_bias", torch::zeros({options_.experts}));
-  load_ = torch::zeros({options_.experts}, torch::kLong);
+  load_ = Tensor();
   untaken_loss_ = Tensor();
   untaken_ = 0;
 }
@@ -125,13 +125,18 @@ void ExpertsImpl::place(const comm::World& ranks, const comm::World& same, bool 
   const at::NoGradGuard no_grad;
   for (const auto& [weight, cut] : sliced_parameters()) {
     if (!weight.defined()) continue;
-    // Each rank's part of one layer, also where ranks have drawn with seeds of their own.
     const Tensor whole = weight.detach().contiguous();
-    ranks.communicator().broadcast(whole.view(-1), /*root=*/0, kWho).wait();
+    // Wrapping computes the values of a DeferredModule, and takes this rank's part of them (zero/pages/page_filler.h).
+    const bool gets_values_later = whole.is_meta() && !ranks.device().is_meta();
+    if (!gets_values_later) {
+      // Each rank's part of one layer, also where ranks have drawn with seeds of their own.
+      ranks.communicator().broadcast(whole.view(-1), /*root=*/0, kWho).wait();
+    }
     weight.set_data(cut.take(whole, ranks.rank()));
-    operators::set_mark(weight, c10::make_intrusive<experts::ExpertsMark>(
-                                    "a weight of experts, which expert_parallel() cut",
-                                    placed_->experts, cut, same));
+    operators::set_mark(
+        weight, c10::make_intrusive<experts::ExpertsMark>(
+                    "a weight of experts, which expert_parallel() cut", placed_->experts, cut, same,
+                    gets_values_later ? whole : Tensor()));
   }
 }
 
@@ -180,8 +185,7 @@ Tensor ExpertsImpl::scores_of(const Tensor& tokens) const {
 
 void ExpertsImpl::note(const Tensor& load, const Tensor& loss) {
   if (balance_bias.defined()) {
-    load_ = load_.to(load.device());
-    load_.add_(load);
+    load_ = load_.defined() ? load_.to(load.device()) + load : load;
   }
   if (!loss.defined()) return;
   ZP_CHECK(
@@ -210,10 +214,12 @@ void ExpertsImpl::update_balance(const comm::World& world) {
            ", which would lose steps of ", options_.balance_bias_rate,
            "; cast parameters by Options::compute_dtype, which leaves buffers as they are");
   const at::NoGradGuard no_grad;
+  if (!load_.defined())
+    load_ = at::zeros({options_.experts}, balance_bias.options().dtype(at::kLong));
   const Tensor load = world.sum(load_);
   const Tensor direction = (load.sum() - load * load.numel()).sign();
   balance_bias.add_(direction.to(balance_bias.options()), options_.balance_bias_rate);
-  load_.zero_();
+  load_ = Tensor();
 }
 
 void ExpertsImpl::pretty_print(std::ostream& stream) const {

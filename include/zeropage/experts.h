@@ -140,7 +140,7 @@ class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl>, public SlicedLayer
   ExpertsOptions options_;
   std::optional<Placed> placed_;
   torch::Tensor
-      load_;  // [experts], int64: choices since update_balance(), of this rank, so that it is no buffer
+      load_;  // [experts], int64: choices since update_balance(), of this rank, so that it is no buffer; undefined: none
   torch::Tensor untaken_loss_;  // []; undefined where there is none
   int untaken_ = 0;             // forwards in it
 };

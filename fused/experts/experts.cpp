@@ -73,6 +73,7 @@ void ExpertsImpl::reset() {
     balance_bias = register_buffer("balance_bias", torch::zeros({options_.experts}));
   load_ = Tensor();
   untaken_loss_ = Tensor();
+  untaken_sums_ = std::nullopt;
   untaken_ = 0;
 }
 
@@ -83,7 +84,10 @@ Tensor ExpertsImpl::forward(const Tensor& input) {
   if (is_training() && at::GradMode::is_enabled()) {
     const Tensor loss =
         options_.balance_loss > 0 ? fused::imbalance(routing) * options_.balance_loss : Tensor();
-    if (!is_repetition()) note(routing.load, loss);
+    if (!is_repetition()) {
+      if (options_.keep_router_sums) note_sums(routing.load, routing.probabilities);
+      note(routing.load, loss);
+    }
   }
 
   const Tensor copies = fused::copies_of_tokens(tokens.to(dtype), routing.order);
@@ -187,13 +191,35 @@ void ExpertsImpl::note(const Tensor& load, const Tensor& loss) {
   if (balance_bias.defined()) {
     load_ = load_.defined() ? load_.to(load.device()) + load : load;
   }
-  if (!loss.defined()) return;
+  if (loss.defined()) untaken_loss_ = untaken_loss_.defined() ? untaken_loss_ + loss : loss;
+  if (!loss.defined() && !options_.keep_router_sums) return;
   ZP_CHECK(
       untaken_ < kMostUntaken, kWho, ": ", untaken_,
       " forwards have added losses of balance that nobody has taken; add auxiliary_loss() to the "
-      "loss before each backward, or set ExpertsOptions::balance_loss to 0");
-  untaken_loss_ = untaken_loss_.defined() ? untaken_loss_ + loss : loss;
+      "loss before each backward, or set ExpertsOptions::balance_loss to 0 (or take router_sums(), "
+      "and leave keep_router_sums unset)");
   ++untaken_;
+}
+
+// probabilities: [tokens, experts].
+void ExpertsImpl::note_sums(const Tensor& load, const Tensor& probabilities) {
+  const RouterSums own{load.to(probabilities.scalar_type()), probabilities.sum(0),
+                       probabilities.size(0)};
+  if (!untaken_sums_) {
+    untaken_sums_ = own;
+    return;
+  }
+  untaken_sums_ = RouterSums{untaken_sums_->chosen + own.chosen,
+                             untaken_sums_->probabilities + own.probabilities,
+                             untaken_sums_->tokens + own.tokens};
+}
+
+std::optional<RouterSums> ExpertsImpl::router_sums() {
+  ZP_CHECK(options_.keep_router_sums, kWho,
+           ": router_sums(): expected a layer that keeps them; set "
+           "ExpertsOptions::keep_router_sums, or take auxiliary_loss()");
+  untaken_ = 0;
+  return std::exchange(untaken_sums_, std::nullopt);
 }
 
 Tensor ExpertsImpl::auxiliary_loss() {

@@ -23,7 +23,7 @@
 #include "tests/harness/ranks.h"
 #include "zeropage/zeropage.h"
 
-namespace zeropage::language_model_experts_test {
+namespace zeropage::experts_test {
 namespace {
 
 using namespace language_model;
@@ -369,4 +369,4 @@ TEST_F(LanguageModelExpertsTest, AreNotSpreadWhereThatCouldNotBeRight) {
 }
 
 }  // namespace
-}  // namespace zeropage::language_model_experts_test
+}  // namespace zeropage::experts_test

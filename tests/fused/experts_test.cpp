@@ -283,7 +283,7 @@ TEST(ExpertsTest, AreProductsOfMatricesToRegions) {
 
 // ---- the balance ----
 
-// Of one forward they make the loss of balance; of several they are sums.
+// The sums of one forward make its loss of balance, and those of several the loss of all their tokens.
 TEST(ExpertsTest, SumsOfTheRouterAreTakenOnceAndMakeTheLossOfAllTokens) {
   ExpertsOptions options = options_of();
   EXPECT_THAT(error_of([&] { make_experts(options)->router_sums(); }),

@@ -89,7 +89,7 @@ class LanguageModel : public torch::nn::Module {
                                   const ForwardContext& context) = 0;
   virtual torch::Tensor final_norm(const torch::Tensor& x) = 0;
   virtual const torch::Tensor& head_weight() const = 0;  // [vocabulary, width]
-  // Of the training forwards since the last call; undefined where there is none.
+  // The loss of balance of the training forwards since the last call; undefined where there is none.
   virtual torch::Tensor balance_loss() { return {}; }
 
   const ModelConfig config_;

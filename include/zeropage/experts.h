@@ -45,6 +45,13 @@ enum class ExpertActivation : uint8_t {
   kGelu,    // gelu(w_up x) with the error function; two matrices an expert
 };
 
+// What a router did in training forwards with gradients, for a loss of balance that is not of one layer's tokens alone.
+struct RouterSums {
+  at::Tensor chosen;         // [experts], fp32: choices of each expert, without a gradient
+  at::Tensor probabilities;  // [experts]: those of each, added up over tokens, with a gradient
+  int64_t tokens = 0;
+};
+
 struct ExpertsOptions {
   ExpertsOptions(int64_t d_model, int64_t d_hidden, int64_t experts, int64_t active)
       : d_model(d_model), d_hidden(d_hidden), experts(experts), active(active) {}
@@ -63,6 +70,8 @@ struct ExpertsOptions {
   // of e's probability, which for kSigmoid is its part in the sum of a token's scores. It is balance_loss times `active` where experts
   // are chosen evenly. Of this rank's tokens of one forward. 0: none.
   double balance_loss = 0;
+  // Keep RouterSums, which router_sums() gives.
+  bool keep_router_sums = false;
   // Step of the balance without a loss (Wang et al., "Auxiliary-Loss-Free Load Balancing", 2024; DeepSeek-V3): each expert has a
   // bias that is added to its scores where experts are chosen, and not in the weights. update_balance() moves it. 0: none.
   double balance_bias_rate = 0;
@@ -101,6 +110,12 @@ class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl>, public SlicedLayer
   // forward() throws where 32 forwards have added losses that nobody has taken, since their graphs stay until then.
   torch::Tensor auxiliary_loss();
 
+  // The sums over forwards since the last call, each given once, as auxiliary_loss() gives its losses; nullopt where there are none.
+  // With ExpertsOptions::keep_router_sums. Those of several layers, for one loss of all of their tokens:
+  //
+  //   loss = loss + factor * experts * (sum of chosen / sum of tokens * sum of probabilities / sum of tokens).sum();
+  std::optional<RouterSums> router_sums();
+
   // Moves the bias of each expert by balance_bias_rate, up where it was chosen less often than the mean of all experts, and
   // down where more often, over training forwards with gradients of all ranks since the last call. Call it once for each step
   // of the optimizer, after step() and before the state is saved. Collective over `world`: the ranks whose tokens differ. Costs
@@ -136,13 +151,15 @@ class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl>, public SlicedLayer
   torch::Tensor scores_of(const torch::Tensor& tokens) const;
   torch::Tensor by_experts_of_all(const torch::Tensor& copies, const torch::Tensor& load) const;
   void note(const torch::Tensor& load, const torch::Tensor& loss);
+  void note_sums(const torch::Tensor& load, const torch::Tensor& probabilities);
 
   ExpertsOptions options_;
   std::optional<Placed> placed_;
   torch::Tensor
-      load_;  // [experts], int64: choices since update_balance(), of this rank, so that it is no buffer
+      load_;  // [experts], int64: choices since update_balance(), of this rank, so that it is no buffer; undefined: none
   torch::Tensor untaken_loss_;  // []; undefined where there is none
-  int untaken_ = 0;             // forwards in it
+  std::optional<RouterSums> untaken_sums_;
+  int untaken_ = 0;  // forwards in both
 };
 TORCH_MODULE(Experts);
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include <torch/torch.h>
-#include <zeropage/weights_source.h>
+#include <zeropage/saving.h>
 
 #include "language_model/model/config.h"
 

@@ -25,6 +25,7 @@
 #include "zeropage/testing.h"
 #include "zeropage/text/token_file.h"
 #include "zeropage/text/tokenizer.h"
+#include "zeropage/tiled.h"
 #include "zeropage/zeropage.h"
 
 using zeropage::operator""_GiB;

@@ -1,4 +1,4 @@
-#include "zeropage/touch_all.h"
+#include "zero/touch_all.h"
 
 #include <memory>
 #include <utility>
@@ -15,6 +15,7 @@
 #include "zero/layout/module_parameters.h"
 #include "zeropage/check.h"
 #include "zeropage/recompute.h"
+#include "zeropage/touch_all.h"
 
 namespace zeropage {
 namespace {
@@ -23,12 +24,13 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr const char* kWho = "touch_all()";
+using zero::Within;
 
 // The pages of some parameters, kept while a forward or a backward is among them.
 class KeptPages : public torch::CustomClassHolder {
  public:
-  explicit KeptPages(const torch::nn::Module& modules) {
+  KeptPages(const char* who, const torch::nn::Module& modules, Within within)
+      : who_(who), within_(within) {
     for (const zero::NamedParameter& parameter : zero::parameters_of(modules)) {
       parameters_.push_back(parameter.tensor);
     }
@@ -36,28 +38,35 @@ class KeptPages : public torch::CustomClassHolder {
 
   const variable_list& parameters() const { return parameters_; }
 
-  // Outside the trace, by which ranks decide what else to gather: what is done with pages that are kept so leaves none either.
+  // One touch in the trace, by which ranks decide what else to gather, and by which these pages are gathered ahead. What is done
+  // with them meanwhile leaves none, since they are kept outside the trace.
   void keep() {
-    pins_ = std::make_unique<paging::Pins>();
+    paging::Pins touch;
+    auto kept = std::make_unique<paging::Pins>();
     for (const Tensor& parameter : parameters_) {
       const c10::StorageImpl& storage = *parameter.storage().unsafeGetStorageImpl();
       if (!paging::is_paged(storage)) continue;
       paging::PageAddress address = paging::address_of(storage);
-      ZP_CHECK(address.pager, kWho, ": a sharded parameter of sizes ", parameter.sizes(),
+      ZP_CHECK(address.pager, who_, ": a sharded parameter of sizes ", parameter.sizes(),
                " outlived the DistributedDataParallel that held its values; keep that alive");
-      pins_->add(address, /*writes=*/false);
+      touch.add(address, /*writes=*/false);
+      kept->add(address, /*writes=*/false);
     }
-    if (pins_->empty()) return;
+    if (kept->empty()) return;
     ZP_CHECK(
-        !checkpointing::Recompute::runs_forward(), kWho,
+        within_ == Within::kRegions || !checkpointing::Recompute::runs_forward(), who_,
         ": expected no Recompute around a forward whose parameters are sharded, since ranks that "
         "run different modules would repeat different operators; put checkpoint() around the "
         "part, or leave the Recompute out");
-    pins_->take_outside_trace(kWho);
+    touch.take(who_);
+    kept->take_outside_trace(who_);
+    pins_ = std::move(kept);
   }
   void release() { pins_.reset(); }
 
  private:
+  const char* const who_;
+  const Within within_;
   variable_list parameters_;
   std::unique_ptr<paging::Pins> pins_;  // its destructor may throw, and this one may not
 };
@@ -115,18 +124,27 @@ class Exit : public torch::autograd::Function<Exit> {
 
 }  // namespace
 
-Tensor touch_all(const torch::nn::Module& modules, const Tensor& input,
-                 const std::function<Tensor(const Tensor&)>& run) {
-  const auto pages = c10::make_intrusive<KeptPages>(modules);
+namespace zero {
+
+Tensor run_among_pages(const char* who, const torch::nn::Module& modules, const Tensor& input,
+                       const std::function<Tensor(const Tensor&)>& run, Within within) {
+  const auto pages = c10::make_intrusive<KeptPages>(who, modules, within);
   const Tensor entered = Entrance::apply(input, at::TensorList(pages->parameters()), pages);
   pages->keep();
   const auto release = c10::make_scope_exit([&] { pages->release(); });
   const Tensor output = run(entered);
   ZP_CHECK(
-      output.defined(), kWho,
+      output.defined(), who,
       ": expected the function to return a tensor, got an undefined one; return zeros where this "
       "rank has no token");
   return Exit::apply(output, entered, pages);
+}
+
+}  // namespace zero
+
+Tensor touch_all(const torch::nn::Module& modules, const Tensor& input,
+                 const std::function<Tensor(const Tensor&)>& run) {
+  return zero::run_among_pages("touch_all()", modules, input, run, Within::kAnything);
 }
 
 }  // namespace zeropage

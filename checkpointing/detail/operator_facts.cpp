@@ -141,6 +141,10 @@ double flops_of(const OperatorFacts& facts, at::ArrayRef<c10::IValue> arguments)
     if (right.dim() == 1) return 2 * static_cast<double>(arguments[1].toTensor().numel());
     return product_flops(arguments[1].toTensor(), right);
   }
+  // The head's product. Its two others are of its backward, though it computes them at once.
+  if (facts.name == "zeropage::linear_cross_entropy") {
+    return product_flops(arguments[0].toTensor(), arguments[1].toTensor().t());
+  }
   // Each row is multiplied by one expert's [out, in] of a weight [experts, out, in].
   if (facts.name == "zeropage::expert_linear") {
     return 2 * static_cast<double>(arguments[0].toTensor().numel()) *

@@ -33,7 +33,8 @@ namespace zeropage {
 // Returns what run returns, of any sizes and dtype.
 //
 // Memory: at stage 3 all pages of the parameters at once, in forward and in backward; before and after, as ever. Their gathers are
-// not begun ahead. At other stages: nothing. Time: in backward an addition over each parameter that was used.
+// begun ahead as far as Options::prefetch_bytes and the pages that are there leave room. At other stages: nothing. Time: in backward an
+// addition over each parameter that was used.
 // Collective at stage 3: in forward, and in backward; all ranks call it with the same modules, also where they have no token.
 // Works in checkpointed regions. Under a Recompute at stage 3 it throws, since ranks would repeat different operators.
 // Threads: as the module's forward. Throws where Options::parameter_budget_bytes does not hold the pages at once, where run returns no

@@ -176,6 +176,32 @@ TEST_F(PlanCommandTest, FindsTheLongestSequenceThatFits) {
             1000);
 }
 
+// What LibTorch keeps of an MLP of that kind: the gate, its silu, the other factor and their product.
+TEST_F(PlanCommandTest, PlansMlpsAndLossInTiles) {
+  const std::string model =
+      "--model llama:d=64,layers=4,heads=8,vocabulary=1000 --sequence 8192 --world 4 --workspace "
+      "0 ";
+  const auto whole = plainest(planned(model)), tiled = plainest(planned(model + "--tiled-mlp"));
+  const auto both = plainest(planned(model + "--tiled-mlp --tiled-loss"));
+  const auto activations = [](const nlohmann::json& setting) {
+    return setting["at_peak"]["device"]["activation"].get<double>();
+  };
+  constexpr double kWidthOfMlp = 256, kTokens = 8192, kTile = 512;
+  EXPECT_NEAR(activations(whole) - activations(tiled), 4 * 4 * kTokens * kWidthOfMlp * 4,
+              4 * 4 * kTile * kWidthOfMlp * 4);
+  // All but the last of its three products is computed again.
+  EXPECT_NEAR(tiled["flops"].get<double>() - whole["flops"].get<double>(),
+              4 * 2 * 2 * kTokens * 64 * kWidthOfMlp, 1);
+  EXPECT_EQ(both["flops"], tiled["flops"]);
+  // The logits, once at least: those of one tile stay.
+  const double logits = kTokens * 1000 * 4;
+  EXPECT_GT(tiled["at_peak"]["device"]["total"].get<double>() -
+                both["at_peak"]["device"]["total"].get<double>(),
+            logits);
+  const Outcome number = warm_plan("--parameters 7B --tiled-mlp");
+  EXPECT_EQ(number.exit_code, 2) << number.output;
+}
+
 TEST_F(PlanCommandTest, PlansStatesOfAMereNumber) {
   const auto found =
       planned("--parameters 7.5B --world 64 --compute-dtype bf16 --accumulate-dtype bf16");

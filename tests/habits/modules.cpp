@@ -7,6 +7,7 @@
 #include "tests/harness/errors.h"
 #include "zeropage/experts.h"
 #include "zeropage/plan.h"
+#include "zeropage/tiled.h"
 #include "zeropage/touch_all.h"
 
 namespace zeropage::habits_of_modules {
@@ -563,6 +564,25 @@ const int kDoesNotTouch =
     is_refused(kGroup, "runs other modules of a list on each rank at stage 3",
                "zeropage::touch_all()", "run them under `touch_all()`, or all of them on all ranks",
                [](auto& run) { trained_experts(run, /*touches=*/false); }, {.stages = {3}});
+
+struct InTilesImpl : torch::nn::Module {
+  InTilesImpl() {
+    mlp = register_module("mlp", torch::nn::Sequential(torch::nn::Linear(7, 20), torch::nn::GELU(),
+                                                       torch::nn::Linear(20, 7)));
+    last = register_module("last", torch::nn::Linear(7, 7));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    const auto run = [mlp = mlp.ptr()](const torch::Tensor& tile) { return mlp->forward(tile); };
+    return last(x + tiled(*mlp, x, run, {.tokens = 2}));
+  }
+  torch::nn::Sequential mlp{nullptr};
+  torch::nn::Linear last{nullptr};
+};
+TORCH_MODULE(InTiles);
+
+const int kTiled = is_right(
+    kGroup, "runs an MLP in tiles, by tiled()", [](auto& run) { return trained<InTiles>(run); },
+    kInFp32);
 
 // ---- Planning ----
 

@@ -4,6 +4,9 @@
 #include <torch/nn/modules/normalization.h>
 #include <torch/torch.h>
 
+#include "zeropage/fused.h"
+#include "zeropage/tiled.h"
+
 namespace zeropage::tools {
 namespace {
 
@@ -45,25 +48,62 @@ torch::nn::Linear linear(int64_t in, int64_t out, bool has_bias) {
   return torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(has_bias));
 }
 
+class GptMlp final : public DecoderPart {
+ public:
+  explicit GptMlp(const DecoderShape& shape)
+      : up_(register_module("up", linear(shape.width, shape.feed_forward, true))),
+        down_(register_module("down", linear(shape.feed_forward, shape.width, true))) {}
+  Tensor forward(Tensor x) override { return down_(torch::gelu(up_(x))); }
+
+ private:
+  torch::nn::Linear up_, down_;
+};
+
+class LlamaMlp final : public DecoderPart {
+ public:
+  explicit LlamaMlp(const DecoderShape& shape)
+      : gate_(of("gate", shape.width, shape.feed_forward, shape)),
+        up_(of("up", shape.width, shape.feed_forward, shape)),
+        down_(of("down", shape.feed_forward, shape.width, shape)) {}
+  Tensor forward(Tensor x) override { return down_(torch::silu(gate_(x)) * up_(x)); }
+
+ private:
+  torch::nn::Linear of(const char* name, int64_t in, int64_t out, const DecoderShape& shape) {
+    return register_module(name, linear(in, out, shape.has_feed_forward_bias));
+  }
+
+  torch::nn::Linear gate_, up_, down_;
+};
+
+std::shared_ptr<DecoderPart> make_mlp(const DecoderShape& shape) {
+  if (shape.family == DecoderShape::Family::kGpt) return std::make_shared<GptMlp>(shape);
+  return std::make_shared<LlamaMlp>(shape);
+}
+
 // What both families have: x + attention(norm(x)), then x + mlp(norm(x)).
 class BlockPart : public DecoderPart {
  public:
-  explicit BlockPart(const DecoderShape& shape)
-      : attention_norm_(register_module("attention_norm", make_norm(shape))),
-        mlp_norm_(register_module("mlp_norm", make_norm(shape))) {}
+  BlockPart(const DecoderShape& shape, bool tiles_mlp)
+      : tiles_mlp_(tiles_mlp),
+        attention_norm_(register_module("attention_norm", make_norm(shape))),
+        mlp_norm_(register_module("mlp_norm", make_norm(shape))),
+        mlp_(register_module("mlp", make_mlp(shape))) {}
 
   Tensor forward(Tensor x) override {
     x = x + attend(attention_norm_->forward(x));
-    return x + transform(mlp_norm_->forward(x));
+    const Tensor normed = mlp_norm_->forward(x);
+    const auto run = [mlp = mlp_](const Tensor& tile) { return mlp->forward(tile); };
+    return x + (tiles_mlp_ ? tiled(*mlp_, normed, run) : run(normed));
   }
 
  protected:
   virtual Tensor attend(const Tensor& x) = 0;
-  virtual Tensor transform(const Tensor& x) = 0;
 
  private:
+  const bool tiles_mlp_;
   std::shared_ptr<DecoderPart> attention_norm_;
   std::shared_ptr<DecoderPart> mlp_norm_;
+  std::shared_ptr<DecoderPart> mlp_;
 };
 
 // [batch, length, heads width] -> [batch, heads, length, width]
@@ -80,13 +120,11 @@ Tensor causal(const Tensor& query, const Tensor& key, const Tensor& value) {
 
 class GptBlock final : public BlockPart {
  public:
-  explicit GptBlock(const DecoderShape& shape)
-      : BlockPart(shape),
+  GptBlock(const DecoderShape& shape, bool tiles_mlp)
+      : BlockPart(shape, tiles_mlp),
         head_width_(shape.head_width),
         qkv_(register_module("qkv", linear(shape.width, 3 * shape.width, true))),
-        out_(register_module("out", linear(shape.width, shape.width, true))),
-        up_(register_module("up", linear(shape.width, shape.feed_forward, true))),
-        down_(register_module("down", linear(shape.feed_forward, shape.width, true))) {}
+        out_(register_module("out", linear(shape.width, shape.width, true))) {}
 
  private:
   Tensor attend(const Tensor& x) override {
@@ -94,29 +132,22 @@ class GptBlock final : public BlockPart {
     return out_(causal(by_head(parts[0], head_width_), by_head(parts[1], head_width_),
                        by_head(parts[2], head_width_)));
   }
-  Tensor transform(const Tensor& x) override { return down_(torch::gelu(up_(x))); }
 
   const int64_t head_width_;
-  torch::nn::Linear qkv_, out_, up_, down_;
+  torch::nn::Linear qkv_, out_;
 };
 
 class LlamaBlock final : public BlockPart {
  public:
-  explicit LlamaBlock(const DecoderShape& shape)
-      : BlockPart(shape),
+  LlamaBlock(const DecoderShape& shape, bool tiles_mlp)
+      : BlockPart(shape, tiles_mlp),
         head_width_(shape.head_width),
         sharing_(shape.heads / shape.key_heads),
         query_(of_heads("query", shape, shape.heads)),
         key_(of_heads("key", shape, shape.key_heads)),
         value_(of_heads("value", shape, shape.key_heads)),
         out_(register_module(
-            "out", linear(shape.heads * shape.head_width, shape.width, shape.has_output_bias))),
-        gate_(register_module(
-            "gate", linear(shape.width, shape.feed_forward, shape.has_feed_forward_bias))),
-        up_(register_module("up",
-                            linear(shape.width, shape.feed_forward, shape.has_feed_forward_bias))),
-        down_(register_module(
-            "down", linear(shape.feed_forward, shape.width, shape.has_feed_forward_bias))) {}
+            "out", linear(shape.heads * shape.head_width, shape.width, shape.has_output_bias))) {}
 
  private:
   torch::nn::Linear of_heads(const char* name, const DecoderShape& shape, int64_t heads) {
@@ -155,21 +186,23 @@ class LlamaBlock final : public BlockPart {
     const Tensor key = rotated(by_head(key_(x), head_width_), cosines, sines);
     return out_(causal(query, shared(key), shared(by_head(value_(x), head_width_))));
   }
-  Tensor transform(const Tensor& x) override { return down_(torch::silu(gate_(x)) * up_(x)); }
 
   const int64_t head_width_;
   const int64_t sharing_;  // queries' heads a head of keys
-  torch::nn::Linear query_, key_, value_, out_, gate_, up_, down_;
+  torch::nn::Linear query_, key_, value_, out_;
 };
 
-std::shared_ptr<DecoderPart> make_block(const DecoderShape& shape) {
-  if (shape.family == DecoderShape::Family::kGpt) return std::make_shared<GptBlock>(shape);
-  return std::make_shared<LlamaBlock>(shape);
+std::shared_ptr<DecoderPart> make_block(const DecoderShape& shape, bool tiles_mlp) {
+  if (shape.family == DecoderShape::Family::kGpt) {
+    return std::make_shared<GptBlock>(shape, tiles_mlp);
+  }
+  return std::make_shared<LlamaBlock>(shape, tiles_mlp);
 }
 
 }  // namespace
 
-DecoderImpl::DecoderImpl(const DecoderShape& shape, int64_t sequence) {
+DecoderImpl::DecoderImpl(const DecoderShape& shape, int64_t sequence, DecoderTiles tiles)
+    : tiles_(tiles) {
   token_embedding_ =
       register_module("token_embedding", torch::nn::Embedding(shape.vocabulary, shape.width));
   if (shape.family == DecoderShape::Family::kGpt) {
@@ -179,7 +212,7 @@ DecoderImpl::DecoderImpl(const DecoderShape& shape, int64_t sequence) {
   }
   blocks_ = register_module("blocks", torch::nn::ModuleList());
   for (int64_t layer = 0; layer < shape.layers; ++layer) {
-    parts_.push_back(make_block(shape));
+    parts_.push_back(make_block(shape, tiles.mlp));
     blocks_->push_back(parts_.back());
   }
   final_norm_ = register_module("final_norm", make_norm(shape));
@@ -188,7 +221,7 @@ DecoderImpl::DecoderImpl(const DecoderShape& shape, int64_t sequence) {
   }
 }
 
-Tensor DecoderImpl::forward(const Tensor& tokens) {
+Tensor DecoderImpl::forward(const Tensor& tokens, const Tensor& targets) {
   Tensor x = token_embedding_(tokens);
   if (position_embedding_) {
     x = x + position_embedding_(torch::arange(tokens.size(1), tokens.options()));
@@ -199,10 +232,9 @@ Tensor DecoderImpl::forward(const Tensor& tokens) {
         return parts[static_cast<size_t>(index)]->forward(std::move(state));
       });
   x = final_norm_->forward(x);
-  return head_ ? head_(x) : torch::nn::functional::linear(x, token_embedding_->weight);
-}
-
-Tensor next_token_loss(const Tensor& logits, const Tensor& targets) {
+  const Tensor& weight = head_ ? head_->weight : token_embedding_->weight;
+  if (tiles_.loss) return fused::linear_cross_entropy(x, weight, targets);
+  const Tensor logits = torch::nn::functional::linear(x, weight);
   return torch::nn::functional::cross_entropy(
       logits.to(torch::kFloat32).view({-1, logits.size(-1)}), targets.view({-1}));
 }

@@ -21,17 +21,24 @@ class DecoderPart : public torch::nn::Module {
   virtual torch::Tensor forward(torch::Tensor x) = 0;
 };
 
+// What runs on some tokens at a time.
+struct DecoderTiles {
+  bool mlp = false;   // by tiled() (zeropage/tiled.h)
+  bool loss = false;  // with the head, by linear_cross_entropy() (zeropage/fused.h)
+};
+
 class DecoderImpl : public torch::nn::Module {
  public:
   // sequence: tokens of a sample, and of the table of positions where the shape names no other.
-  DecoderImpl(const DecoderShape& shape, int64_t sequence);
+  DecoderImpl(const DecoderShape& shape, int64_t sequence, DecoderTiles tiles);
 
-  // [batch, sequence] of int64 -> [batch, sequence, vocabulary]
-  torch::Tensor forward(const torch::Tensor& tokens);
+  // The loss of the next tokens. tokens, targets: [batch, sequence] of int64.
+  torch::Tensor forward(const torch::Tensor& tokens, const torch::Tensor& targets);
   // Regions of that many blocks from here on.
   void checkpoint(checkpointing::EveryBlocks every) { every_ = every; }
 
  private:
+  const DecoderTiles tiles_;
   checkpointing::EveryBlocks every_ = checkpointing::EveryBlocks::none();
   torch::nn::Embedding token_embedding_{nullptr};
   torch::nn::Embedding position_embedding_{nullptr};  // null: positions are rotated into attention
@@ -41,8 +48,5 @@ class DecoderImpl : public torch::nn::Module {
   torch::nn::Linear head_{nullptr};  // null: the embedding is the head too
 };
 TORCH_MODULE(Decoder);
-
-// logits: [batch, sequence, vocabulary]; targets: [batch, sequence] of int64.
-torch::Tensor next_token_loss(const torch::Tensor& logits, const torch::Tensor& targets);
 
 }  // namespace zeropage::tools

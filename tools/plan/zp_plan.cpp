@@ -42,6 +42,7 @@ struct Request {
   int64_t sequence = 0;
   bool seeks_longest_sequence = false;
   int64_t batch = 1;
+  DecoderTiles tiles;
   std::string optimizer = "adamw";
   WorldDescription world;
   PlanOptions options;
@@ -122,6 +123,10 @@ void add_flags(CLI::App& app, Request& request) {
   app.add_option("--accumulate", request.options.micro_steps, "Micro-batches of a step")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str();
+  app.add_flag("--tiled-mlp", request.tiles.mlp,
+               "Run the MLPs by tiled(), on some tokens at a time, which backward computes again");
+  app.add_flag("--tiled-loss", request.tiles.loss,
+               "Compute the loss by linear_cross_entropy(), without the logits of all tokens");
   app.add_option("--world", request.world.ranks, "Ranks")
       ->check(CLI::Range(1, comm::kMostSimulatedRanks))
       ->capture_default_str();
@@ -223,11 +228,8 @@ Plan plan_of_sequence(const Request& request, const DecoderShape& shape, int64_t
   const auto meta = torch::TensorOptions().dtype(torch::kInt64).device(torch::kMeta);
   const at::Tensor tokens = torch::empty({request.batch, sequence / request.world.context}, meta);
   const ModelToPlan<Decoder> model{
-      .construct = [&] { return Decoder(shape, sequence); },
-      .loss =
-          [&](DistributedDataParallel<Decoder>& wrapped) {
-            return next_token_loss(wrapped(tokens), tokens);
-          },
+      .construct = [&] { return Decoder(shape, sequence, request.tiles); },
+      .loss = [&](DistributedDataParallel<Decoder>& wrapped) { return wrapped(tokens, tokens); },
       .checkpoint_blocks = [](Decoder& decoder,
                               checkpointing::EveryBlocks every) { decoder->checkpoint(every); },
       .optimizer = optimizer_of(request.optimizer)};
@@ -295,9 +297,11 @@ PlannedSequence longest_sequence(const Request& request, const DecoderShape& sha
 
 PlannedSequence plan_of(const Request& request) {
   if (!request.parameters.empty()) {
-    if (request.world.context > 1 || request.seeks_longest_sequence) {
+    const bool tiles = request.tiles.mlp || request.tiles.loss;
+    if (request.world.context > 1 || request.seeks_longest_sequence || tiles) {
       throw std::invalid_argument(
-          "--context, --longest-sequence: of --parameters no sample is known; use --model");
+          "--context, --longest-sequence, --tiled-mlp, --tiled-loss: of --parameters no sample is "
+          "known; use --model");
     }
     return {0, plan_states(read_count(request.parameters), states_of(request.optimizer),
                            request.world, request.options)};

@@ -1,5 +1,7 @@
 #include "language_model/model/gpt2.h"
 
+#include <zeropage/tiled.h>
+
 namespace language_model {
 namespace {
 
@@ -52,7 +54,7 @@ torch::Tensor Gpt2LayerImpl::forward(const torch::Tensor& x, int64_t layer,
   };
   const auto [normed, mixed] = zeropage::fused::add_layer_norm(
       drop(attn(ln_1(x), layer, context)), x, ln_2->weight, ln_2->bias, ln_2->options.eps());
-  return mixed + drop(mlp(normed));
+  return mixed + drop(context.tiles_mlps ? zeropage::tiled(mlp, normed) : mlp(normed));
 }
 
 Gpt2BodyImpl::Gpt2BodyImpl(const ModelConfig& config) {

@@ -35,6 +35,14 @@ bool ends_with_part(const std::string& name, const std::string& end) {
 
 }  // namespace
 
+void LanguageModel::tile_mlps() {
+  TORCH_CHECK(
+      !config_.experts,
+      "MLPs in tiles: the model has experts, whose loss of balance is of all tokens at once; "
+      "recompute layers instead");
+  tiles_mlps_ = true;
+}
+
 void LanguageModel::share_rows(ContextAxis axis) {
   const int ranks = axis.ranks.size();
   TORCH_CHECK(
@@ -86,7 +94,7 @@ torch::Tensor LanguageModel::body(const torch::Tensor& tokens, const torch::Tens
       (context_ ? context_->ranks.size() : 1) * length + before <= longest_sequence(config_),
       "a sequence of ", before + length, " tokens is longer than the model's ",
       longest_sequence(config_));
-  ForwardContext context{.angles = {}, .mask = {}, .cache = cache};
+  ForwardContext context{.angles = {}, .mask = {}, .cache = cache, .tiles_mlps = tiles_mlps_};
   const torch::Tensor positions = positions_of(tokens, documents) + before;
   if (context_) {
     context.mask.context = &*context_;

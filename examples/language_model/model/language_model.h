@@ -30,6 +30,7 @@ struct ForwardContext {
   RotaryAngles angles;  // where the model has them
   AttentionMask mask;
   KeyValueCache* cache = nullptr;
+  bool tiles_mlps = false;
 };
 
 class LanguageModel : public torch::nn::Module {
@@ -47,6 +48,9 @@ class LanguageModel : public torch::nn::Module {
 
   // Layers that backward computes again, from now on; none at first.
   void recompute(zeropage::checkpointing::EveryBlocks every) { recompute_ = every; }
+
+  // From now on MLPs run on some tokens at a time (zeropage/tiled.h). Throws where layers have experts.
+  void tile_mlps();
 
   // Adds adapters to these layers, by the ends of their names ("q_proj"), and freezes everything else. Before the module is
   // wrapped. Throws where a name has no layer, with the names that there are.
@@ -94,6 +98,7 @@ class LanguageModel : public torch::nn::Module {
 
   const ModelConfig config_;
   zeropage::checkpointing::EveryBlocks recompute_;
+  bool tiles_mlps_ = false;
   std::optional<ContextAxis> context_;
   std::optional<zeropage::comm::World> expert_ranks_;
 };

@@ -1,5 +1,7 @@
 #include "language_model/model/llama.h"
 
+#include <zeropage/tiled.h>
+
 namespace language_model {
 
 LlamaAttentionImpl::LlamaAttentionImpl(const ModelConfig& config) : head_width_(config.head_width) {
@@ -47,7 +49,8 @@ torch::Tensor LlamaLayerImpl::forward(const torch::Tensor& x, int64_t layer,
                                       const ForwardContext& context) {
   const auto [normed, mixed] =
       post_attention_layernorm->add(self_attn(input_layernorm(x), layer, context), x);
-  return mixed + (sparse.is_empty() ? mlp(normed) : sparse(normed));
+  if (!sparse.is_empty()) return mixed + sparse(normed);
+  return mixed + (context.tiles_mlps ? zeropage::tiled(mlp, normed) : mlp(normed));
 }
 
 LlamaBodyImpl::LlamaBodyImpl(const ModelConfig& config) {

@@ -181,6 +181,7 @@ class Run {
     cost_ =
         opening_cost(world_, language_model::count_parameters(files_.config()), resident_before_);
     if (flags_.recomputes_layers) model->recompute(zeropage::EveryBlocks::each());
+    if (flags_.tiles_mlps) model->tile_mlps();
     // Dropout draws other numbers on each rank. Ranks that are threads share the generator, so there another run draws others.
     torch::manual_seed(flags_.seed + 1 + static_cast<uint64_t>(world_.rank()));
     return model;

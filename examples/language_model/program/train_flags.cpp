@@ -78,6 +78,9 @@ void add_memory(CLI::App& app, TrainFlags& flags) {
   app.add_flag("--recompute-layers", flags.recomputes_layers,
                "Keep each layer's input alone, and compute the rest again in backward")
       ->group(kGroup);
+  app.add_flag("--tiled-mlp", flags.tiles_mlps,
+               "Run MLPs on some tokens at a time, which backward computes again: for long rows")
+      ->group(kGroup);
   examples::add_bytes(app, "--activation-budget", flags.options.activation_budget_bytes, 1,
                       "The most activations, for which operators are computed again")
       ->group(kGroup);

@@ -35,6 +35,7 @@ struct TrainFlags {
 
   std::string states = "fp32";  // of the optimizer; or bf16, 8bit
   bool recomputes_layers = false;
+  bool tiles_mlps = false;
   std::string optimizer_tier = "device";  // or host, nvme
 
   language_model::AdapterOptions adapter;

@@ -103,6 +103,24 @@ TEST_F(LanguageModelProgramTest, TrainsEvaluatesExportsAndContinues) {
   EXPECT_EQ(json()["answers"][1]["prompt"], "12");
 }
 
+TEST_F(LanguageModelProgramTest, MlpsInTilesHaveTheSameLossesInLessMemory) {
+  const auto trained = [&](const std::string& flags) {
+    const Outcome outcome = run_model("finetune", "--text " + path("text.txt") +
+                                                      " --length 64 --held-out-share 0 --steps 3 "
+                                                      "--batch 64 --micro-batch 32 --lr 1e-2 " +
+                                                      flags);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+    return json();
+  };
+  const nlohmann::json whole = trained(""), tiled = trained("--tiled-mlp");
+  ASSERT_EQ(tiled["steps"].size(), 3);
+  for (size_t step = 0; step < 3; ++step) {
+    EXPECT_NEAR(tiled["steps"][step]["loss"].get<double>(),
+                whole["steps"][step]["loss"].get<double>(), 1e-5);
+  }
+  EXPECT_LT(tiled["peak_bytes"], whole["peak_bytes"]);
+}
+
 TEST_F(LanguageModelProgramTest, AdaptersAreWrittenAloneAndMergedOnRequest) {
   const std::string lora = text_flags() + "--steps 4 --batch 4 --lr 1e-2 --rank 2 ";
   const Outcome trained =
@@ -245,6 +263,7 @@ TEST_F(MixtureProgramTest, RefusesWhatExpertsCannotBeRunWith) {
            {"finetune --expert-parallel 2 --activation-budget 1MB", "give --recompute-layers"},
            {"finetune --expert-parallel 2 --context 2", "expected one of both"},
            {"finetune --context 2", "the model has experts"},
+           {"finetune --tiled-mlp", "MLPs in tiles: the model has experts"},
            {"lora --layers w1", "has no layer \"w1\""},
            {"pretrain --expert-parallel 3 --ranks 3", "4 experts, which 3 ranks"}}) {
     const Outcome outcome =

@@ -121,6 +121,7 @@ struct Attempt {
 Attempt connect(const CommunicatorOptions& options, std::unique_ptr<HostLink> here) {
   const detail::WatchedLink::Options messages{
       .store = c10::make_intrusive<c10d::PrefixStore>("gloo", options.store),
+      .watched_store = c10::make_intrusive<c10d::PrefixStore>("gloo", options.watched_store),
       .rank = options.rank,
       .size = options.size,
       .bind_address = options.bind_address,

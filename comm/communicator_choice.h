@@ -27,6 +27,7 @@ struct CommunicatorOptions {
   std::chrono::milliseconds deadline;
   std::shared_ptr<detail::Watch> watch;  // of these ranks; not started
   c10::intrusive_ptr<c10d::Store> store;
+  c10::intrusive_ptr<c10d::Store> watched_store;  // WatchedLink::Options
   int store_server = -1;       // the rank that serves the store; -1: none of them
   int store_server_name = -1;  // WatchedLink::Options
   detail::RankNames names;

@@ -119,6 +119,7 @@ World::World(const Place& place, c10::intrusive_ptr<c10d::Store> store, const Wo
     return;
   }
   state_->group = std::make_shared<detail::WatchGroup>();
+  state_->watched_store = detail::connect_again(state_->store);
   begin_texts();
   check_agreement("the world",
                   {c10::str("world size: ", size()), c10::str("LibTorch: ", TORCH_VERSION),
@@ -154,6 +155,7 @@ void World::connect(c10::Device device) {
        .deadline = wishes.limits.deadline,
        .watch = state_->watch,
        .store = state_->store,
+       .watched_store = state_->watched_store,
        .store_server = state_->store_server(),
        .store_server_name = state_->store_server_name(),
        .names = state_->names,
@@ -167,7 +169,7 @@ void World::connect(c10::Device device) {
 // Nobody is waited for as busy before the watch starts, with the communicator.
 void World::begin_texts() {
   state_->watch = std::make_shared<detail::Watch>(detail::Watch::Options{
-      .store = c10::make_intrusive<c10d::PrefixStore>("watch", state_->store),
+      .store = c10::make_intrusive<c10d::PrefixStore>("watch", state_->watched_store),
       .rank = rank(),
       .size = size(),
       .store_server = state_->store_server(),

@@ -103,8 +103,9 @@ World World::subset(const std::vector<int>& ranks, const std::string& where) con
     return part;
   }
   const uint64_t round = whole.texts ? whole.texts->next_round() : 0;
-  state->store = c10::make_intrusive<c10d::PrefixStore>(
-      c10::str("split/", round, "/", ranks.front()), whole.store);
+  const std::string prefix = c10::str("split/", round, "/", ranks.front());
+  state->store = c10::make_intrusive<c10d::PrefixStore>(prefix, whole.store);
+  state->watched_store = c10::make_intrusive<c10d::PrefixStore>(prefix, whole.watched_store);
   for (const int member : ranks) state->hosts.push_back(whole.hosts[static_cast<size_t>(member)]);
   const auto& hosts = state->hosts;
   const std::string& host = hosts[static_cast<size_t>(part.rank())];

@@ -19,9 +19,10 @@ std::string failure_key(int rank) {
   return c10::str("failed/", rank);
 }
 
-WatchedLink::Options with_watch(WatchedLink::Options options) {
+WatchedLink::Options filled_in(WatchedLink::Options options) {
+  if (!options.watched_store) options.watched_store = options.store;
   if (options.watch) return options;
-  options.watch = std::make_shared<Watch>(Watch::Options{.store = options.store,
+  options.watch = std::make_shared<Watch>(Watch::Options{.store = options.watched_store,
                                                          .rank = options.rank,
                                                          .size = options.size,
                                                          .store_server = options.store_server,
@@ -38,8 +39,8 @@ std::string last_key(int rank) {
 }  // namespace
 
 WatchedLink::WatchedLink(Options options)
-    : options_(with_watch(std::move(options))),
-      store_(connect_again(options_.store)),
+    : options_(filled_in(std::move(options))),
+      store_(options_.watched_store),
       link_({.store = options_.store,
              .rank = options_.rank,
              .size = options_.size,

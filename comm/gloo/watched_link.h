@@ -30,6 +30,8 @@ class WatchedLink {
  public:
   struct Options {
     c10::intrusive_ptr<c10d::Store> store;  // ranks meet here; keys are prefixed by the caller
+    // The same keys, for what waits behind no other call: accounts of failures. Null: store.
+    c10::intrusive_ptr<c10d::Store> watched_store = nullptr;
     int rank = 0;
     int size = 1;
     // This host's name or address as its peers reach it.
@@ -92,7 +94,7 @@ class WatchedLink {
 
   // Constant after construction.
   const Options options_;
-  const c10::intrusive_ptr<c10d::Store> store_;  // a connection of its own
+  const c10::intrusive_ptr<c10d::Store> store_;  // the watched one
 
   GlooLink link_;
   const std::shared_ptr<Watch> watch_;  // its thread uses everything above

@@ -38,7 +38,7 @@ std::optional<std::vector<std::string>> divided(const std::optional<std::string>
 
 StatusStore::StatusStore(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                          milliseconds deadline)
-    : store_(connect_again(store)),
+    : store_(store),
       rank_(rank),
       limit_(std::clamp(deadline / 8, kMostPatience / 10, kMostPatience)) {
   for (int other = 0; other < size; ++other) keys_.push_back(c10::str("standing/", other));

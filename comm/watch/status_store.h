@@ -20,7 +20,8 @@ namespace zeropage::comm::detail {
 
 class StatusStore {
  public:
-  // Writes this rank's keys: once all ranks have one, all may look. store: of these ranks alone.
+  // Writes this rank's keys: once all ranks have one, all may look. store: of these ranks alone, over a connection on which nobody waits
+  // long.
   StatusStore(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
               std::chrono::milliseconds deadline);
 
@@ -40,7 +41,7 @@ class StatusStore {
   const std::string& own_key() const { return keys_[static_cast<size_t>(rank_)]; }
 
   // Constant after construction.
-  const c10::intrusive_ptr<c10d::Store> store_;  // a connection of its own
+  const c10::intrusive_ptr<c10d::Store> store_;
   const int rank_;
   const std::chrono::milliseconds limit_;
   std::vector<std::string> keys_;  // by rank

@@ -44,7 +44,8 @@ namespace zeropage::comm::detail {
 class Watch final : public WatchGroup::Member {
  public:
   struct Options {
-    c10::intrusive_ptr<c10d::Store> store;  // of these ranks alone
+    c10::intrusive_ptr<c10d::Store>
+        store;  // of these ranks alone, over a connection on which nobody waits long
     int rank = 0;
     int size = 1;
     int store_server = -1;  // the rank whose process serves the store; -1: none of them

@@ -39,7 +39,9 @@ struct WorldState {
   std::string bind_address;
   std::chrono::milliseconds deadline{};
   c10::intrusive_ptr<c10d::Store> store;  // null in a simulated world
-  std::unique_ptr<TextRounds> texts;      // null where there are no others
+  // The same keys over a second connection, one for all worlds of a process: for watches, which wait behind no other call.
+  c10::intrusive_ptr<c10d::Store> watched_store;
+  std::unique_ptr<TextRounds> texts;  // null where there are no others
   std::shared_ptr<Watch> watch;
   std::shared_ptr<WatchGroup> group;
   int ranks_on_device = 1;

@@ -3,6 +3,9 @@
 #include <atomic>
 #include <filesystem>
 #include <functional>
+#include <netinet/in.h>
+#include <string>
+#include <sys/socket.h>
 #include <thread>
 
 #include <gmock/gmock.h>
@@ -12,6 +15,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "tests/harness/ranks.h"
+#include "zeropage/mesh.h"
 
 namespace zeropage::comm::world_test {
 namespace {
@@ -66,6 +70,18 @@ class StoreOverTcp {
     return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
   }
   int64_t keys() const { return server_->getNumKeys(); }
+  // Ends at its port, of all ranks in this process.
+  int64_t connections() const {
+    int64_t count = 0;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+      sockaddr_in6 peer{};
+      socklen_t length = sizeof(peer);
+      const int fd = std::stoi(entry.path().filename());
+      if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) != 0) continue;
+      count += ntohs(peer.sin6_port) == server_->getPort() ? 1 : 0;
+    }
+    return count;
+  }
 
  private:
   static c10::intrusive_ptr<c10d::TCPStore> serve() {
@@ -94,6 +110,23 @@ TEST(WorldTest, SettlesTextsThatNoValueOfTheStoreCanHold) {
               EXPECT_TRUE(texts[2] == text_of(2) + text_of(7));
             },
             {.store = StoreOverTcp()});
+}
+
+// A connection takes a descriptor of the store's host for each rank, and a store that ends meanwhile would be asked for another for a minute.
+TEST(WorldTest, SplitsOpenNoConnectionToTheStore) {
+  const StoreOverTcp store;
+  run_ranks(4,
+            [&](World& world) {
+              world.communicator().barrier("all are connected").wait();
+              const int64_t before = store.connections();
+              world.communicator().barrier("all have counted").wait();
+              const Mesh mesh(world, {{"data", 2}, {"tensor", 2}});
+              const World odd_and_even = world.split(world.rank() % 2, 0);
+              world.communicator().barrier("all have split").wait();
+              EXPECT_EQ(store.connections(), before);
+              world.communicator().barrier("all have counted again").wait();
+            },
+            {.store = store});
 }
 
 TEST(WorldTest, LeavesNothingInTheStoreOfWhatAllHaveRead) {

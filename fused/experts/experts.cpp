@@ -179,10 +179,10 @@ Tensor ExpertsImpl::scores_of(const Tensor& tokens) const {
 }
 
 void ExpertsImpl::note(const Tensor& load, const Tensor& loss) {
-  if (balance_bias.defined()) {
-    load_ = load_.to(load.device());
-    load_.add_(load);
-  }
+  // A layer that was constructed without values has a count without one, too.
+  if (load_.device() != load.device())
+    load_ = load_.is_meta() ? at::zeros_like(load) : load_.to(load.device());
+  load_.add_(load);
   if (!loss.defined()) return;
   ZP_CHECK(
       untaken_ < kMostUntaken, kWho, ": ", untaken_,

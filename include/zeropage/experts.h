@@ -107,6 +107,10 @@ class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl>, public SlicedLayer
   // World::sum() of `experts` numbers. Without balance_bias_rate it throws; where no token came the bias stays.
   void update_balance(const comm::World& world);
 
+  // How often tokens of this rank chose each expert, [experts], int64, in training forwards with gradients since the layer was made
+  // or update_balance(); what `capacity_factor` drops counts. World::sum() of it over the ranks whose tokens differ is that of all.
+  const torch::Tensor& load() const { return load_; }
+
   // What expert_parallel() does to a layer (zeropage/expert_parallel.h). ranks: this rank's group along "expert". same: the ranks with its
   // place there. is_cut: this rank keeps experts / P of its P ranks, and tokens travel; else all of them stay.
   void place(const comm::World& ranks, const comm::World& same, bool is_cut);
@@ -139,8 +143,7 @@ class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl>, public SlicedLayer
 
   ExpertsOptions options_;
   std::optional<Placed> placed_;
-  torch::Tensor
-      load_;  // [experts], int64: choices since update_balance(), of this rank, so that it is no buffer
+  torch::Tensor load_;          // what load() gives; of this rank alone, so that it is no buffer
   torch::Tensor untaken_loss_;  // []; undefined where there is none
   int untaken_ = 0;             // forwards in it
 };

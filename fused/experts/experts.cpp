@@ -71,8 +71,9 @@ void ExpertsImpl::reset() {
   w_down = register_parameter("w_down", drawn({experts, d, hidden}));
   if (options_.balance_bias_rate > 0)
     balance_bias = register_buffer("balance_bias", torch::zeros({options_.experts}));
-  load_ = torch::zeros({options_.experts}, torch::kLong);
+  load_ = Tensor();
   untaken_loss_ = Tensor();
+  untaken_sums_ = std::nullopt;
   untaken_ = 0;
 }
 
@@ -83,7 +84,10 @@ Tensor ExpertsImpl::forward(const Tensor& input) {
   if (is_training() && at::GradMode::is_enabled()) {
     const Tensor loss =
         options_.balance_loss > 0 ? fused::imbalance(routing) * options_.balance_loss : Tensor();
-    if (!is_repetition()) note(routing.load, loss);
+    if (!is_repetition()) {
+      if (options_.keep_router_sums) note_sums(routing.load, routing.probabilities);
+      note(routing.load, loss);
+    }
   }
 
   const Tensor copies = fused::copies_of_tokens(tokens.to(dtype), routing.order);
@@ -125,13 +129,18 @@ void ExpertsImpl::place(const comm::World& ranks, const comm::World& same, bool 
   const at::NoGradGuard no_grad;
   for (const auto& [weight, cut] : sliced_parameters()) {
     if (!weight.defined()) continue;
-    // Each rank's part of one layer, also where ranks have drawn with seeds of their own.
     const Tensor whole = weight.detach().contiguous();
-    ranks.communicator().broadcast(whole.view(-1), /*root=*/0, kWho).wait();
+    // Wrapping computes the values of a DeferredModule, and takes this rank's part of them (zero/pages/page_filler.h).
+    const bool gets_values_later = whole.is_meta() && !ranks.device().is_meta();
+    if (!gets_values_later) {
+      // Each rank's part of one layer, also where ranks have drawn with seeds of their own.
+      ranks.communicator().broadcast(whole.view(-1), /*root=*/0, kWho).wait();
+    }
     weight.set_data(cut.take(whole, ranks.rank()));
-    operators::set_mark(weight, c10::make_intrusive<experts::ExpertsMark>(
-                                    "a weight of experts, which expert_parallel() cut",
-                                    placed_->experts, cut, same));
+    operators::set_mark(
+        weight, c10::make_intrusive<experts::ExpertsMark>(
+                    "a weight of experts, which expert_parallel() cut", placed_->experts, cut, same,
+                    gets_values_later ? whole : Tensor()));
   }
 }
 
@@ -179,17 +188,37 @@ Tensor ExpertsImpl::scores_of(const Tensor& tokens) const {
 }
 
 void ExpertsImpl::note(const Tensor& load, const Tensor& loss) {
-  // A layer that was constructed without values has a count without one, too.
-  if (load_.device() != load.device())
-    load_ = load_.is_meta() ? at::zeros_like(load) : load_.to(load.device());
-  load_.add_(load);
-  if (!loss.defined()) return;
+  // A forward without values, as on the meta device, has no counts to add up.
+  load_ = load_.defined() && !load_.is_meta() ? load_.to(load.device()) + load : load;
+  if (loss.defined()) untaken_loss_ = untaken_loss_.defined() ? untaken_loss_ + loss : loss;
+  if (!loss.defined() && !options_.keep_router_sums) return;
   ZP_CHECK(
       untaken_ < kMostUntaken, kWho, ": ", untaken_,
       " forwards have added losses of balance that nobody has taken; add auxiliary_loss() to the "
-      "loss before each backward, or set ExpertsOptions::balance_loss to 0");
-  untaken_loss_ = untaken_loss_.defined() ? untaken_loss_ + loss : loss;
+      "loss before each backward, or set ExpertsOptions::balance_loss to 0 (or take router_sums(), "
+      "and leave keep_router_sums unset)");
   ++untaken_;
+}
+
+// probabilities: [tokens, experts].
+void ExpertsImpl::note_sums(const Tensor& load, const Tensor& probabilities) {
+  const RouterSums own{load.to(probabilities.scalar_type()), probabilities.sum(0),
+                       probabilities.size(0)};
+  if (!untaken_sums_) {
+    untaken_sums_ = own;
+    return;
+  }
+  untaken_sums_ = RouterSums{untaken_sums_->chosen + own.chosen,
+                             untaken_sums_->probabilities + own.probabilities,
+                             untaken_sums_->tokens + own.tokens};
+}
+
+std::optional<RouterSums> ExpertsImpl::router_sums() {
+  ZP_CHECK(options_.keep_router_sums, kWho,
+           ": router_sums(): expected a layer that keeps them; set "
+           "ExpertsOptions::keep_router_sums, or take auxiliary_loss()");
+  untaken_ = 0;
+  return std::exchange(untaken_sums_, std::nullopt);
 }
 
 Tensor ExpertsImpl::auxiliary_loss() {
@@ -197,6 +226,12 @@ Tensor ExpertsImpl::auxiliary_loss() {
   untaken_ = 0;
   if (loss.defined()) return loss;
   return at::zeros({}, router.options().dtype(fused::wide_type(router)).requires_grad(false));
+}
+
+Tensor ExpertsImpl::load() const {
+  return load_.defined() ? load_
+                         : at::zeros({options_.experts},
+                                     router.options().dtype(at::kLong).requires_grad(false));
 }
 
 void ExpertsImpl::update_balance(const comm::World& world) {
@@ -210,10 +245,10 @@ void ExpertsImpl::update_balance(const comm::World& world) {
            ", which would lose steps of ", options_.balance_bias_rate,
            "; cast parameters by Options::compute_dtype, which leaves buffers as they are");
   const at::NoGradGuard no_grad;
-  const Tensor load = world.sum(load_);
-  const Tensor direction = (load.sum() - load * load.numel()).sign();
+  const Tensor of_all = world.sum(load());
+  const Tensor direction = (of_all.sum() - of_all * of_all.numel()).sign();
   balance_bias.add_(direction.to(balance_bias.options()), options_.balance_bias_rate);
-  load_.zero_();
+  load_ = Tensor();
 }
 
 void ExpertsImpl::pretty_print(std::ostream& stream) const {

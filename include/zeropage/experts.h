@@ -10,7 +10,7 @@
 #include <torch/nn/cloneable.h>
 #include <torch/nn/pimpl.h>
 
-#include "zeropage/slices.h"
+#include "zeropage/detail/slices.h"
 #include "zeropage/world.h"
 
 // A feed-forward layer of many experts, of which a router chooses a few for each token (Shazeer et al., "Outrageously Large
@@ -45,6 +45,13 @@ enum class ExpertActivation : uint8_t {
   kGelu,    // gelu(w_up x) with the error function; two matrices an expert
 };
 
+// What a router did in training forwards with gradients, for a loss of balance that is not of one layer's tokens alone.
+struct RouterSums {
+  at::Tensor chosen;         // [experts], fp32: choices of each expert, without a gradient
+  at::Tensor probabilities;  // [experts]: those of each, added up over tokens, with a gradient
+  int64_t tokens = 0;
+};
+
 struct ExpertsOptions {
   ExpertsOptions(int64_t d_model, int64_t d_hidden, int64_t experts, int64_t active)
       : d_model(d_model), d_hidden(d_hidden), experts(experts), active(active) {}
@@ -63,6 +70,8 @@ struct ExpertsOptions {
   // of e's probability, which for kSigmoid is its part in the sum of a token's scores. It is balance_loss times `active` where experts
   // are chosen evenly. Of this rank's tokens of one forward. 0: none.
   double balance_loss = 0;
+  // Keep RouterSums, which router_sums() gives.
+  bool keep_router_sums = false;
   // Step of the balance without a loss (Wang et al., "Auxiliary-Loss-Free Load Balancing", 2024; DeepSeek-V3): each expert has a
   // bias that is added to its scores where experts are chosen, and not in the weights. update_balance() moves it. 0: none.
   double balance_bias_rate = 0;
@@ -101,6 +110,12 @@ class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl>, public SlicedLayer
   // forward() throws where 32 forwards have added losses that nobody has taken, since their graphs stay until then.
   torch::Tensor auxiliary_loss();
 
+  // The sums over forwards since the last call, each given once, as auxiliary_loss() gives its losses; nullopt where there are none.
+  // With ExpertsOptions::keep_router_sums. Those of several layers, for one loss of all of their tokens:
+  //
+  //   loss = loss + factor * experts * (sum of chosen / sum of tokens * sum of probabilities / sum of tokens).sum();
+  std::optional<RouterSums> router_sums();
+
   // Moves the bias of each expert by balance_bias_rate, up where it was chosen less often than the mean of all experts, and
   // down where more often, over training forwards with gradients of all ranks since the last call. Call it once for each step
   // of the optimizer, after step() and before the state is saved. Collective over `world`: the ranks whose tokens differ. Costs
@@ -109,7 +124,7 @@ class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl>, public SlicedLayer
 
   // How often tokens of this rank chose each expert, [experts], int64, in training forwards with gradients since the layer was made
   // or update_balance(); what `capacity_factor` drops counts. World::sum() of it over the ranks whose tokens differ is that of all.
-  const torch::Tensor& load() const { return load_; }
+  torch::Tensor load() const;
 
   // What expert_parallel() does to a layer (zeropage/expert_parallel.h). ranks: this rank's group along "expert". same: the ranks with its
   // place there. is_cut: this rank keeps experts / P of its P ranks, and tokens travel; else all of them stay.
@@ -140,12 +155,14 @@ class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl>, public SlicedLayer
   torch::Tensor scores_of(const torch::Tensor& tokens) const;
   torch::Tensor by_experts_of_all(const torch::Tensor& copies, const torch::Tensor& load) const;
   void note(const torch::Tensor& load, const torch::Tensor& loss);
+  void note_sums(const torch::Tensor& load, const torch::Tensor& probabilities);
 
   ExpertsOptions options_;
   std::optional<Placed> placed_;
-  torch::Tensor load_;          // what load() gives; of this rank alone, so that it is no buffer
+  torch::Tensor load_;  // what load() gives, of this rank, so that it is no buffer; undefined: none
   torch::Tensor untaken_loss_;  // []; undefined where there is none
-  int untaken_ = 0;             // forwards in it
+  std::optional<RouterSums> untaken_sums_;
+  int untaken_ = 0;  // forwards in both
 };
 TORCH_MODULE(Experts);
 

@@ -1,4 +1,4 @@
-// What the gradients of a backward are for. An accumulation (zero/gradients/gradient_accumulation.h) or no_sync()
+// What the gradients of a backward are for. An accumulation (accumulate/gradient_accumulation.h) or no_sync()
 // sets it; otherwise the defaults hold.
 #pragma once
 

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/train_gpt/model.h"
+#include "zeropage/bytes.h"
 #include "zeropage/world.h"
 
 namespace train_gpt {
@@ -111,11 +112,20 @@ std::string experts_text(const std::vector<zeropage::PlacedExperts>& placed, con
   if (!flags.experts.any()) return "";
   std::string text =
       c10::str(flags.experts.experts, " experts of ", flags.experts.hidden, " features a block, ",
-               flags.experts.active, " of them a token: ", active_parameters_of(flags),
-               " of the parameters are active");
-  // All blocks have layers of the same sizes.
-  if (!placed.empty())
-    text += c10::str("\nexperts over ", flags.experts.parallel, " ranks, each ", placed.front());
+               flags.experts.active, " of them a token; a token meets ",
+               active_parameters_of(flags), " parameters");
+  if (!placed.empty()) {
+    // All blocks have layers of the same sizes.
+    const zeropage::PlacedExperts& layer = placed.front();
+    text += c10::str("\nexperts over ", flags.experts.parallel, " ranks: ",
+                     layer.tokens_travel ? "tokens travel to them" : "all ranks have all of them");
+    if (layer.traffic.weights > 0) {
+      using zeropage::memory::format_bytes;
+      text += c10::str(" (a block and micro-step: ", format_bytes(layer.traffic.tokens),
+                       " where tokens travel, ", format_bytes(layer.traffic.weights),
+                       " where weights do)");
+    }
+  }
   return text + '\n';
 }
 

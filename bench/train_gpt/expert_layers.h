@@ -47,7 +47,7 @@ struct ExpertReport {
   ExpertLoad load;                              // empty: a simulated run has none
 };
 nlohmann::json experts_json(const ExpertReport& report, const Flags& flags);
-// "8 experts a block, 2 of them a token (...)"; "" without experts.
+// "8 experts of 64 features a block, 2 of them a token; ...", a line or two; "" without experts.
 std::string experts_text(const std::vector<zeropage::PlacedExperts>& placed, const Flags& flags);
 
 }  // namespace train_gpt

@@ -228,8 +228,6 @@ void check_experts(const CLI::App& app, const Flags& flags) {
   require(flags.optimizer != "lamb" && flags.optimizer != "adafactor",
           c10::str(spread, "--optimizer ", flags.optimizer,
                    " wants whole tensors, and ranks have some of the experts; use another"));
-  require(flags.deferred != "on" || flags.simulates(),
-          spread + "experts are cut when they have values; leave --deferred on out");
   require(flags.checkpointing.policy != CheckpointFlags::Policy::kBudget,
           spread +
               "ranks would each choose what to repeat; use --checkpoint-activations selective, "

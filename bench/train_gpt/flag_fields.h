@@ -65,7 +65,7 @@ constexpr auto table_of(std::type_identity<ExpertFlags>) {
            .flag = {"expert-parallel", "RANKS="},
            .bounds = Bounds::positive()}),
       field<&ExpertFlags::travel>({.help = "What travels between them: tokens, or auto: tokens or "
-                                           "weights, whichever are fewer bytes a step",
+                                           "weights, whichever are fewer bytes a micro-step",
                                    .words = "tokens,auto",
                                    .flag = {"expert-travel", "{}="}})));
 }

@@ -199,9 +199,7 @@ void check_experts(const CLI::App& app, const Flags& flags) {
   require(flags.pipeline == 1,
           who + "stages before the last have no loss to even out experts by; leave --pipeline out");
   require(flags.optimizer != "muon",
-          who +
-              "experts' matrices are stacked, and Muon takes one at a time; use another "
-              "--optimizer");
+          who + "Muon has no group of stacked matrices here; use another --optimizer");
   require(experts.parallel > 1 || !given("--expert-travel"),
           "--expert-travel: is about ranks that have some of the experts each; use "
           "--expert-parallel RANKS, or leave it out");

@@ -188,8 +188,8 @@ Tensor ExpertsImpl::scores_of(const Tensor& tokens) const {
 }
 
 void ExpertsImpl::note(const Tensor& load, const Tensor& loss) {
-  // A forward without values, as on the meta device, has no counts to add up.
-  load_ = load_.defined() && !load_.is_meta() ? load_.to(load.device()) + load : load;
+  // Without values, as before a DeferredModule has them, no expert is chosen.
+  if (!load.is_meta()) load_ = load_.defined() ? load_.to(load.device()) + load : load;
   if (loss.defined()) untaken_loss_ = untaken_loss_.defined() ? untaken_loss_ + loss : loss;
   if (!loss.defined() && !options_.keep_router_sums) return;
   ZP_CHECK(
@@ -229,9 +229,8 @@ Tensor ExpertsImpl::auxiliary_loss() {
 }
 
 Tensor ExpertsImpl::load() const {
-  return load_.defined() ? load_
-                         : at::zeros({options_.experts},
-                                     router.options().dtype(at::kLong).requires_grad(false));
+  const auto options = router.options().dtype(at::kLong).requires_grad(false);
+  return load_.defined() ? load_.to(router.device()) : at::zeros({options_.experts}, options);
 }
 
 void ExpertsImpl::update_balance(const comm::World& world) {

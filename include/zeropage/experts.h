@@ -123,7 +123,8 @@ class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl>, public SlicedLayer
   void update_balance(const comm::World& world);
 
   // How often tokens of this rank chose each expert, [experts], int64, in training forwards with gradients since the layer was made
-  // or update_balance(); what `capacity_factor` drops counts. World::sum() of it over the ranks whose tokens differ is that of all.
+  // or update_balance(), on the router's device. What `capacity_factor` drops counts, and forwards of a module without values do not.
+  // World::sum() of it over the ranks whose tokens differ is that of all.
   torch::Tensor load() const;
 
   // What expert_parallel() does to a layer (zeropage/expert_parallel.h). ranks: this rank's group along "expert". same: the ranks with its

@@ -12,6 +12,7 @@
 
 #include "tools/plan/decoder_shape.h"
 #include "zeropage/checkpoint.h"
+#include "zeropage/experts.h"
 
 namespace zeropage::tools {
 
@@ -28,6 +29,8 @@ class DecoderImpl : public torch::nn::Module {
 
   // [batch, sequence] of int64 -> [batch, sequence, vocabulary]
   torch::Tensor forward(const torch::Tensor& tokens);
+  // The losses of balance of all experts, once for each forward; undefined where there are none.
+  torch::Tensor auxiliary_loss();
   // Regions of that many blocks from here on.
   void checkpoint(checkpointing::EveryBlocks every) { every_ = every; }
 
@@ -37,6 +40,7 @@ class DecoderImpl : public torch::nn::Module {
   torch::nn::Embedding position_embedding_{nullptr};  // null: positions are rotated into attention
   torch::nn::ModuleList blocks_{nullptr};
   std::vector<std::shared_ptr<DecoderPart>> parts_;  // of blocks_
+  std::vector<parallel::Experts> experts_;           // of those that have some
   std::shared_ptr<DecoderPart> final_norm_;
   torch::nn::Linear head_{nullptr};  // null: the embedding is the head too
 };

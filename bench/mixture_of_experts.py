@@ -27,7 +27,7 @@ class Run:
 
     step_seconds: float  # median over the steps after the warm-up
     tokens_per_second: float  # of all ranks, at that step
-    sent_bytes: float  # a step, of the rank that sends most, wrapping included
+    sent_bytes: float  # a step, of the rank that sends most, without the broadcasts of wrapping
     peak_bytes: int  # on the ledger, of the worst rank, without the communicator's own buffers
     active_parameters: int  # that a token meets
     losses: tuple
@@ -68,7 +68,7 @@ def settings_of(arguments):
 
 def read_run(result, arguments, batch):
     seconds = median_step(result, arguments.steps)
-    of_rank = [sum(bytes for key, bytes in of.items() if key != "rank") for of in result["wire_bytes"]]
+    of_rank = [sum(sent for operation, sent in of.items() if operation not in ("rank", "broadcast")) for of in result["wire_bytes"]]
     return Run(
         step_seconds=seconds,
         tokens_per_second=batch * arguments.ranks * arguments.sequence / seconds,

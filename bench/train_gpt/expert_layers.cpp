@@ -15,7 +15,7 @@ using zeropage::parallel::ExpertActivation;
 using zeropage::parallel::ExpertsImpl;
 using zeropage::parallel::ExpertsOptions;
 
-// Of an expert with kGelu, the MLP's function.
+// An expert with kGelu, the MLP's function, has an upward and a downward one.
 constexpr int64_t kMatrices = 2;
 
 // load: [parts], the tokens of each.

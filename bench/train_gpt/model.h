@@ -38,7 +38,7 @@ zeropage::Pipeline::Model make_stages(const Places& places, const Flags& flags);
 // A micro-batch on the meta device.
 Batch batch_without_values(const Flags& flags);
 torch::Tensor loss_of(Model& model, const Batch& batch);
-// With what experts add to it in training, so that tokens are spread over them.
+// The same, and in training the losses of balance that spread tokens over experts.
 torch::Tensor training_loss_of(Model& model, const Batch& batch);
 double mean_over_ranks(const zeropage::comm::World& world, double value);
 

@@ -178,7 +178,7 @@ TEST_F(PlanCommandTest, FindsTheLongestSequenceThatFits) {
 
 // Where all tokens take all experts they are spread evenly, as in a plan.
 TEST_F(PlanCommandTest, PlansExpertsOverRanksAsARunHoldsAndSendsThem) {
-  // Of cuBLASLt, for two threads.
+  // What cuBLASLt keeps for two threads.
   constexpr int64_t kWorkspaceBytes = int64_t{2} << 20;
   for (const char* mesh : {"--expert-parallel 2", "--expert-parallel 4",
                            "--expert-parallel 2 --context 2", "--expert-parallel 1"}) {
@@ -203,7 +203,7 @@ TEST_F(PlanCommandTest, PlansExpertsOverRanksAsARunHoldsAndSendsThem) {
                                               memory["at_peak"]["staging"].get<int64_t>());
         EXPECT_NEAR(setting["at_peak"]["device"]["total"].get<double>() - kWorkspaceBytes, peak,
                     0.03 * peak);
-        // Of a step. A run also averages its loss, and ranks with the same experts tell each other that they are in the same step.
+        // What a step sends. A run also averages its loss, and ranks with the same experts tell each other that they are in the same step.
         int64_t sent = 0;
         for (const auto& [operation, bytes] : held["wire_bytes"][0].items()) {
           if (operation == "rank") continue;

@@ -52,7 +52,7 @@ void check(const WorldDescription& world, const PlanOptions& options) {
   ZP_CHECK(world.context >= 1 && world.ranks % world.context == 0,
            "WorldDescription::context: expected a divisor of the ", world.ranks, " ranks, got ",
            world.context);
-  ZP_CHECK(world.expert >= 1 && world.ranks % (world.expert * world.context) == 0,
+  ZP_CHECK(world.expert >= 1 && world.ranks / world.context % world.expert == 0,
            "WorldDescription::expert: expected a divisor of the ", world.ranks / world.context,
            " ranks that have other samples, got ", world.expert);
   ZP_CHECK(world.ranks_per_host >= 1, "WorldDescription::ranks_per_host: expected 1 or more, got ",

@@ -52,6 +52,9 @@ void check(const WorldDescription& world, const PlanOptions& options) {
   ZP_CHECK(world.context >= 1 && world.ranks % world.context == 0,
            "WorldDescription::context: expected a divisor of the ", world.ranks, " ranks, got ",
            world.context);
+  ZP_CHECK(world.expert >= 1 && world.ranks / world.context % world.expert == 0,
+           "WorldDescription::expert: expected a divisor of the ", world.ranks / world.context,
+           " ranks that have other samples, got ", world.expert);
   ZP_CHECK(world.ranks_per_host >= 1, "WorldDescription::ranks_per_host: expected 1 or more, got ",
            world.ranks_per_host);
   const auto check_bytes = [](const char* field, int64_t bytes) {
@@ -396,6 +399,8 @@ Plan plan_states(int64_t parameters, int64_t states, const WorldDescription& wor
                  const PlanOptions& options) {
   check(world, options);
   ZP_CHECK(parameters >= 1, "plan_states(): expected 1 parameter or more, got ", parameters);
+  ZP_CHECK(world.expert == 1, "WorldDescription::expert: ", world.expert,
+           ": of a mere number of parameters no experts are known; use plan()");
   Plan plan{.parameters = parameters,
             .micro_steps = options.micro_steps,
             .world = world,

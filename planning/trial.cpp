@@ -10,6 +10,8 @@
 #include "zero/setup/sharded_model.h"
 #include "zero/update/sharded_updates.h"
 #include "zeropage/context_parallel.h"
+#include "zeropage/expert_parallel.h"
+#include "zeropage/experts.h"
 #include "zeropage/mesh.h"
 #include "zeropage/recompute.h"
 
@@ -22,14 +24,19 @@ using checkpointing::Recompute;
 using memory::Tier;
 
 comm::Mesh simulated(const WorldDescription& world) {
+  std::vector<comm::MeshAxis> axes = {{"data", world.ranks / (world.expert * world.context)}};
+  // A mesh that has it is for modules whose experts are cut.
+  if (world.expert > 1) axes.push_back({"expert", world.expert});
+  axes.push_back({"context", world.context});
   return {
       comm::World::simulated({.topology = comm::Topology::even(world.ranks, world.ranks_per_host)}),
-      {{"data", world.ranks / world.context}, {"context", world.context}}};
+      axes};
 }
 
-// Attention over the axis "context", where the world has one.
+// Experts over the axis "expert" and attention over "context", where the world has these.
 auto mark_of(const WorldDescription& world, const comm::Mesh& mesh) {
   return [&world, &mesh](torch::nn::Module& module) {
+    if (world.expert > 1) expert_parallel(module, mesh);
     if (world.context > 1) {
       parallel::context_parallel(module, mesh["context"], world.context_form);
     }
@@ -49,7 +56,6 @@ struct Trial::Parts {
   Parts(const detail::MakePlannedModel& make, const WorldDescription& description,
         const Options& options, const AccumulatorOptions& accumulation)
       : mesh(simulated(description)),
-        has_context(description.context > 1),
         planned(make(mesh, mark_of(description, mesh), options)),
         accumulator(*planned.model, accumulation),
         workspaces(description.allocator.workspaces) {}
@@ -58,7 +64,10 @@ struct Trial::Parts {
   comm::LinkTraffic sent() const {
     const zero::PageWorlds& worlds = sharded_parameters_of(*planned.model).pages->worlds();
     comm::LinkTraffic sum = sent_in(worlds.all);
-    if (has_context) sum += sent_in(mesh["context"]);
+    for (const char* axis : {"expert", "context"}) {
+      if (mesh.has(axis) && mesh[axis].size() > 1) sum += sent_in(mesh[axis]);
+    }
+    if (worlds.same_experts) sum += sent_in(*worlds.same_experts);
     if (!worlds.replicas) return sum;
     sum += sent_in(worlds.shards);
     sum += sent_in(*worlds.replicas);
@@ -84,7 +93,6 @@ struct Trial::Parts {
   }
 
   const comm::Mesh mesh;
-  const bool has_context;
   const detail::PlannedModel planned;
   Accumulator accumulator;
   SimulatedWorkspaces workspaces;
@@ -110,6 +118,15 @@ int64_t Trial::parameters() const {
   int64_t numel = 0;
   for (const at::Tensor& parameter : parts_->planned.model->parameters()) {
     numel += parameter.numel();
+  }
+  // Experts of the other ranks.
+  const auto modules = parts_->planned.model->untyped_module().modules();
+  for (const auto& module : modules) {
+    const auto* const experts = dynamic_cast<const parallel::ExpertsImpl*>(module.get());
+    if (experts == nullptr) continue;
+    for (const auto& [slice, cut] : experts->sliced_parameters()) {
+      if (slice.defined()) numel += slice.numel() * (experts->ranks_of_slices().size() - 1);
+    }
   }
   return numel;
 }

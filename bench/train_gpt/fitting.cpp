@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "bench/train_gpt/expert_layers.h"
 #include "bench/train_gpt/model.h"
 #include "zeropage/bytes.h"
 #include "zeropage/check.h"
@@ -66,16 +67,16 @@ zeropage::FitOptions fit_options_of(const Flags& flags) {
 }
 
 zeropage::ModelToPlan<Gpt> model_to_plan(const Flags& flags) {
-  return {
-      .construct = [&flags] { return Gpt(flags.model, flags.seed); },
-      .loss = [batch = batch_without_values(flags)](Model& model) { return loss_of(model, batch); },
-      .checkpoint_blocks =
-          [](Gpt& gpt, zeropage::checkpointing::EveryBlocks every) {
-            CheckpointFlags checkpointing;
-            checkpointing.every = every;
-            gpt->run_blocks_by(block_loop(checkpointing));
-          },
-      .optimizer = [&flags](Model& model) { return make_optimizer(flags, model); }};
+  return {.construct = [&flags] { return Gpt(flags.model, flags.seed, make_experts(flags)); },
+          .loss = [batch = batch_without_values(flags)](
+                      Model& model) { return training_loss_of(model, batch); },
+          .checkpoint_blocks =
+              [](Gpt& gpt, zeropage::checkpointing::EveryBlocks every) {
+                CheckpointFlags checkpointing;
+                checkpointing.every = every;
+                gpt->run_blocks_by(block_loop(checkpointing));
+              },
+          .optimizer = [&flags](Model& model) { return make_optimizer(flags, model); }};
 }
 
 std::string word_of(Tier tier, const std::string& folder) {

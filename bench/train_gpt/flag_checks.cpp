@@ -169,6 +169,71 @@ void check_context(const CLI::App& app, const Flags& flags) {
           who + "is in no plan of what fits; leave --device-memory and --host-memory out");
 }
 
+// Whether experts are given, divide, and go with the rest.
+void check_experts(const CLI::App& app, const Flags& flags) {
+  const auto given = [&](const char* flag) { return app.get_option(flag)->count() > 0; };
+  const auto require = [&](bool condition, const std::string& why) {
+    if (!condition) throw CLI::ValidationError(why);
+  };
+  const ExpertFlags& experts = flags.experts;
+  for (const char* flag : {"--active", "--expert-hidden", "--balance-loss", "--capacity",
+                           "--expert-parallel", "--expert-travel"}) {
+    require(experts.any() || !given(flag),
+            c10::str(flag, ": is about experts; use --experts E, or leave it out"));
+  }
+  if (!experts.any()) return;
+  require(experts.active <= experts.experts,
+          c10::str("--active ", experts.active, ": a token takes at most all of --experts ",
+                   experts.experts));
+  const int64_t width_of_mlp = 4 * flags.model.d_model;
+  require(experts.hidden > 0 || width_of_mlp % experts.active == 0,
+          c10::str("--active ", experts.active, ": does not divide the MLP's ", width_of_mlp,
+                   " features; say with --expert-hidden how many an expert has"));
+  for (const auto& [flag, value] :
+       {std::pair("--balance-loss", experts.balance_loss), {"--capacity", experts.capacity}}) {
+    require(std::isfinite(value) && value >= 0,
+            c10::str(flag, " ", value, ": expected a finite number >= 0"));
+  }
+  const std::string who = c10::str("--experts ", experts.experts, ": ");
+  require(flags.tensor == 1, who + "--tensor cuts no experts; leave one of them out");
+  require(flags.pipeline == 1,
+          who + "stages before the last have no loss to even out experts by; leave --pipeline out");
+  require(flags.optimizer != "muon",
+          who + "Muon has no group of stacked matrices here; use another --optimizer");
+  require(experts.parallel > 1 || !given("--expert-travel"),
+          "--expert-travel: is about ranks that have some of the experts each; use "
+          "--expert-parallel RANKS, or leave it out");
+  if (experts.parallel == 1) return;
+  const std::string spread = c10::str("--expert-parallel ", experts.parallel, ": ");
+  const bool launched = zeropage::comm::launched_by_environment();
+  const int ranks = launched ? zeropage::comm::read_place().world_size : flags.ranks;
+  require(experts.experts % experts.parallel == 0,
+          c10::str(spread, "does not divide --experts ", experts.experts, "; expected a divisor"));
+  require(ranks % (experts.parallel * flags.context) == 0,
+          c10::str(spread, "with --context ", flags.context, " does not divide the ", ranks,
+                   " ranks; expected a divisor"));
+  const zeropage::Options& options = flags.options;
+  require(options.shard_within == zeropage::Options::kAllRanks,
+          spread +
+              "experts are shared by the ranks that have the same ones; leave --shard-within "
+              "out");
+  require(options.secondary_shard_within == zeropage::Options::kNoSecondaryShards,
+          spread + "experts have no second copy; leave --secondary-shard-within out");
+  require(!options.world_invariant,
+          spread +
+              "an expert's products are of the tokens that came, whose order other splits do "
+              "not have; leave --world-invariant out");
+  require(flags.optimizer != "lamb" && flags.optimizer != "adafactor",
+          c10::str(spread, "--optimizer ", flags.optimizer,
+                   " wants whole tensors, and ranks have some of the experts; use another"));
+  require(flags.checkpointing.policy != CheckpointFlags::Policy::kBudget,
+          spread +
+              "ranks would each choose what to repeat; use --checkpoint-activations selective, "
+              "blocks or every:K");
+  require(!flags.has_limits(),
+          spread + "is in no plan of what fits; leave --device-memory and --host-memory out");
+}
+
 // What there is not yet for stages is refused.
 void check_pipeline(const CLI::App& app, const Flags& flags) {
   const auto given = [&](const char* flag) { return app.get_option(flag)->count() > 0; };
@@ -297,6 +362,7 @@ void check_flags(const CLI::App& app, const Flags& flags) {
   check_values(flags);
   check_tensor(flags);
   check_context(app, flags);
+  check_experts(app, flags);
   check_pipeline(app, flags);
   check_simulation(app, flags);
   check_limits(app, flags);

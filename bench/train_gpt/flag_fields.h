@@ -37,6 +37,40 @@ constexpr auto table_of(std::type_identity<GptConfig>) {
 }
 static_assert(zeropage::memory::tells_all_fields<GptConfig>());
 
+constexpr auto table_of(std::type_identity<ExpertFlags>) {
+  using zeropage::memory::Bounds, zeropage::memory::field;
+  return std::tuple(zeropage::memory::section(
+      "Experts",
+      field<&ExpertFlags::experts>(
+          {.help = "Experts of each block, in the place of its MLP; 0: the MLP",
+           .flag = {"experts"},
+           .bounds = Bounds::positive()}),
+      field<&ExpertFlags::active>(
+          {.help = "Experts of a token", .flag = {"active"}, .bounds = Bounds::positive()}),
+      field<&ExpertFlags::hidden>(
+          {.help = "Features between an expert's two matrices; 0: 4 d-model / active, with which "
+                   "a token takes as many weights as those of the MLP",
+           .flag = {"expert-hidden"},
+           .bounds = Bounds::not_negative()}),
+      field<&ExpertFlags::balance_loss>(
+          {.help = "Factor of the loss that evens out how often experts are chosen; 0.01 as in "
+                   "Switch Transformers",
+           .flag = {"balance-loss", "X="}}),
+      field<&ExpertFlags::capacity>(
+          {.help = "Most tokens of an expert in a micro-batch, over those of an even share; the "
+                   "others are dropped; 0: none is",
+           .flag = {"capacity", "X="}}),
+      field<&ExpertFlags::parallel>(
+          {.help = "Ranks that have some of the experts each (expert parallelism)",
+           .flag = {"expert-parallel", "RANKS="},
+           .bounds = Bounds::positive()}),
+      field<&ExpertFlags::travel>({.help = "What travels between them: tokens, or auto: tokens or "
+                                           "weights, whichever are fewer bytes a micro-step",
+                                   .words = "tokens,auto",
+                                   .flag = {"expert-travel", "{}="}})));
+}
+static_assert(zeropage::memory::tells_all_fields<ExpertFlags>());
+
 constexpr auto table_of(std::type_identity<StateFlags>) {
   using zeropage::memory::Bounds, zeropage::memory::field;
   return std::tuple(zeropage::memory::section(

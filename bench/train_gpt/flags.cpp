@@ -99,6 +99,7 @@ void add_flags(CLI::App& app, Flags& flags) {
   CommandLine line(app, flags);
   line.add(flags, "Text");
   line.add(flags.model);
+  line.add(flags.experts);
   line.add(flags, "Batch");
   line.add(flags.accumulator, "Micro-steps");
   line.add(flags, "Steps");
@@ -186,6 +187,11 @@ zeropage::parallel::ScheduleKind Flags::schedule_kind() const {
                                    : ScheduleKind::kOneForwardOneBackward;
 }
 
+int64_t hidden_of_experts(const Flags& flags) {
+  const ExpertFlags& experts = flags.experts;
+  return experts.hidden > 0 ? experts.hidden : 4 * flags.model.d_model / experts.active;
+}
+
 nlohmann::json Flags::to_json() const {
   nlohmann::json json = {{"checkpoint-activations", checkpointing.text},
                          {"offload-activations", checkpointing.offload_text},
@@ -193,6 +199,7 @@ nlohmann::json Flags::to_json() const {
                          {"nvme-size", fit.nvme_bytes}};
   write_flags(*this, forms, json);
   write_flags(model, forms, json);
+  write_flags(experts, forms, json);
   write_flags(accumulator, forms, json);
   write_flags(options, forms, json);
   write_flags(state, forms, json);
@@ -218,6 +225,7 @@ std::optional<int> parse_flags(int argc, char** argv, Flags& flags) {
     solve_batch(app, flags);
     check_flags(app, flags);
     note_what_is_given(app, flags);
+    if (flags.experts.any()) flags.experts.hidden = hidden_of_experts(flags);
     apply_own_forms(flags);
   } catch (const CLI::CallForHelp&) {
     std::cout << app.help();

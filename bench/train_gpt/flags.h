@@ -40,6 +40,20 @@ struct StateFlags {
   bool saves() const { return !folder.empty(); }
 };
 
+// Layers of experts in the place of MLPs (zeropage/experts.h).
+struct ExpertFlags {
+  int64_t experts = 0;  // of a block; 0: it has an MLP
+  int64_t active = 2;   // of a token
+  int64_t hidden =
+      0;  // features between an expert's matrices; 0 on the command line: 4 d_model / active
+  double balance_loss = 0.01;
+  double capacity = 0;  // ExpertsOptions::capacity_factor; 0: unset
+  int parallel = 1;     // ranks that have some of the experts each
+  std::string travel = "tokens";
+
+  bool any() const { return experts > 0; }
+};
+
 // What may be chosen below --device-memory and --host-memory (bench/train_gpt/fitting.h).
 struct FitFlags {
   std::string nvme_directory;
@@ -86,6 +100,9 @@ struct Flags {
   int pipeline = 1;  // ranks that have some of the layers each
   int context = 1;   // ranks that have some of a sample's tokens each
   std::string context_form = "ring";
+  ExpertFlags experts;
+  // Whether ranks have some of the experts each, to which tokens travel, as --expert-travel came to.
+  bool experts_are_cut = false;
   std::string schedule = "1f1b";
   int chunks = 2;  // stages a rank, with the schedule "interleaved"
   std::string timeline_path;
@@ -146,6 +163,9 @@ struct Flags {
   // Every flag with its value, by its name on the command line.
   nlohmann::json to_json() const;
 };
+
+// Features between an expert's matrices, where the command line leaves them open too.
+int64_t hidden_of_experts(const Flags& flags);
 
 // The exit code to end with at once (help, usage errors), or nothing: then `flags` is filled in.
 std::optional<int> parse_flags(int argc, char** argv, Flags& flags);

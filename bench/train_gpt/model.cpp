@@ -1,5 +1,6 @@
 #include "bench/train_gpt/model.h"
 
+#include "bench/train_gpt/expert_layers.h"
 #include "zeropage/adafactor.h"
 #include "zeropage/context_parallel.h"
 #include "zeropage/lamb.h"
@@ -132,19 +133,42 @@ std::unique_ptr<zeropage::ShardedOptimizer> optimizer_of(const Flags& flags, Wra
 
 }  // namespace
 
-int64_t parameters_of(const GptConfig& config) {
+namespace {
+
+// Elements of a model whose tokens meet so many experts of each block.
+int64_t parameters_with(const Flags& flags, int64_t experts) {
+  const GptConfig& config = flags.model;
   const int64_t d = config.d_model;
   constexpr int64_t kSquaresOfABlock = 12;  // 3 and 1 of attention, 4 and 4 of the MLP
   constexpr int64_t kVectorsOfABlock = 13;  // their biases 3, 1, 4, 1, and two norms
-  return config.layers * (kSquaresOfABlock * d * d + kVectorsOfABlock * d) +
-         (kVocabulary + config.sequence) * d + 2 * d + (config.untied_head ? kVocabulary * d : 0);
+  constexpr int64_t kSquaresOfAnMlp = 8, kVectorsOfAnMlp = 5;
+  int64_t numel = config.layers * (kSquaresOfABlock * d * d + kVectorsOfABlock * d) +
+                  (kVocabulary + config.sequence) * d + 2 * d +
+                  (config.untied_head ? kVocabulary * d : 0);
+  if (flags.experts.any()) {
+    numel -= config.layers * (kSquaresOfAnMlp * d * d + kVectorsOfAnMlp * d);
+    numel += parameters_of_experts(flags, experts);
+  }
+  return numel;
 }
 
-Model make_model(const Places& places, const Flags& flags) {
-  const zeropage::World& world = places.data;
-  const auto construct = [&] { return Gpt(flags.model, flags.seed); };
+}  // namespace
+
+int64_t parameters_of(const Flags& flags) {
+  return parameters_with(flags, flags.experts.experts);
+}
+
+int64_t active_parameters_of(const Flags& flags) {
+  return parameters_with(flags, flags.experts.active);
+}
+
+MadeModel make_model(const Places& places, const Flags& flags) {
+  const zeropage::World& world = places.samples;
+  const auto construct = [&] { return Gpt(flags.model, flags.seed, make_experts(flags)); };
+  std::vector<zeropage::PlacedExperts> experts;
   const auto wrapped = [&](auto module, const Gpt& gpt) -> Model {
     if (!places.mesh) return {std::move(module), world, flags.options};
+    experts = place_experts(gpt, places, flags);
     if (const zeropage::World* const slices = places.along("tensor")) {
       zeropage::tensor_parallel(gpt, *slices,
                                 slices_of_layers(flags.model, /*has_embedding=*/true));
@@ -168,10 +192,10 @@ Model make_model(const Places& places, const Flags& flags) {
     const Gpt gpt = construct_on(world.device(), construct);
     return wrapped(gpt, gpt);
   };
-  Model model = wrap();
-  model->run_blocks_by(block_loop(flags.checkpointing));
+  auto model = std::make_unique<Model>(wrap());
+  (*model)->run_blocks_by(block_loop(flags.checkpointing));
   seed_masks(places, flags);
-  return model;
+  return {std::move(model), std::move(experts)};
 }
 
 zeropage::Pipeline::Model make_stages(const Places& places, const Flags& flags) {
@@ -208,6 +232,14 @@ Batch batch_without_values(const Flags& flags) {
 
 torch::Tensor loss_of(Model& model, const Batch& batch) {
   return next_token_loss(model(batch.inputs), batch.targets);
+}
+
+torch::Tensor training_loss_of(Model& model, const Batch& batch) {
+  torch::Tensor loss = loss_of(model, batch);
+  for (const auto& layer : layers_of_experts(*model.module())) {
+    loss = loss + layer->auxiliary_loss();
+  }
+  return loss;
 }
 
 double mean_over_ranks(const zeropage::comm::World& world, double value) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include <torch/torch.h>
 
@@ -9,6 +10,7 @@
 #include "bench/train_gpt/places.h"
 #include "bench/train_gpt/text_data.h"
 #include "examples/byte_gpt/gpt.h"
+#include "zeropage/expert_parallel.h"
 #include "zeropage/pipeline.h"
 #include "zeropage/zeropage.h"
 
@@ -16,10 +18,17 @@ namespace train_gpt {
 
 using Model = zeropage::DistributedDataParallel<Gpt>;
 
+struct MadeModel {
+  std::unique_ptr<Model> model;
+  std::vector<zeropage::PlacedExperts> experts;  // by layer; empty: all ranks have all of them
+};
+
 // Collective.
-Model make_model(const Places& places, const Flags& flags);
+MadeModel make_model(const Places& places, const Flags& flags);
 // Elements of the whole module, of which a rank may have slices.
-int64_t parameters_of(const GptConfig& config);
+int64_t parameters_of(const Flags& flags);
+// Those that a token meets.
+int64_t active_parameters_of(const Flags& flags);
 std::unique_ptr<zeropage::ShardedOptimizer> make_optimizer(const Flags& flags, Model& model);
 std::unique_ptr<zeropage::ShardedOptimizer> make_optimizer(const Flags& flags,
                                                            zeropage::Pipeline::Model& model);
@@ -29,6 +38,8 @@ zeropage::Pipeline::Model make_stages(const Places& places, const Flags& flags);
 // A micro-batch on the meta device.
 Batch batch_without_values(const Flags& flags);
 torch::Tensor loss_of(Model& model, const Batch& batch);
+// The same, and in training the losses of balance that spread tokens over experts.
+torch::Tensor training_loss_of(Model& model, const Batch& batch);
 double mean_over_ranks(const zeropage::comm::World& world, double value);
 
 }  // namespace train_gpt

@@ -132,6 +132,14 @@ std::string activations_line(const RecomputeStatistics& recompute, int64_t peak_
   return line.str();
 }
 
+std::string load_line(const ExpertLoad& load) {
+  std::ostringstream line;
+  line << "busiest expert          " << std::fixed << std::setprecision(2) << load.worst_expert()
+       << " of an even share of tokens, busiest rank " << load.worst_rank()
+       << " (the worst block, over all steps)\n";
+  return line.str();
+}
+
 nlohmann::json activations_json(const CheckpointFlags& flags, const RunFigures& run,
                                 const std::vector<RankFigures>& ranks) {
   const RecomputeStatistics& recompute = run.recompute;
@@ -225,6 +233,7 @@ std::string table(const Flags& flags, const RunFigures& run,
   if (ranks.size() > kTableRanks)
     out << "\n(" << ranks.size() - kTableRanks << " more ranks in --json)";
   out << '\n';
+  if (flags.experts.any()) out << load_line(run.experts.load);
   if (flags.forms.offloads()) out << offload_lines(flags, ranks.front().memory, expected, run);
   if (!flags.checkpointing.keeps_all()) {
     out << activations_line(run.recompute, activation_peak(ranks)) << run.kept_activations;
@@ -291,6 +300,7 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
       {"communicator", run.communicator},
       {"weights_sha256",
        run.weights_sha256.empty() ? nlohmann::json() : nlohmann::json(run.weights_sha256)}};
+  if (flags.experts.any()) json["experts"] = experts_json(run.experts, flags);
   if (run.utilisation) json["mfu"] = *run.utilisation;
   if (run.disk) {
     json["disk"] = {{"read_bytes_per_second", run.disk->read_bytes_per_second},

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/train_gpt/expert_layers.h"
 #include "bench/train_gpt/flags.h"
 #include "bench/train_gpt/wire.h"
 #include "offload/device_speed.h"
@@ -41,6 +42,7 @@ struct RunFigures {
   std::optional<double> utilisation_per_token_rate;
   std::string weights_sha256;  // "": ranks have slices
   std::string communicator;    // what carried the bytes
+  ExpertReport experts;
 };
 
 // Memory of the device that trains.

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/train_gpt/expert_layers.h"
 #include "bench/train_gpt/fitting.h"
 #include "bench/train_gpt/kept_activations.h"
 #include "bench/train_gpt/memory_formula.h"
@@ -50,6 +51,8 @@ struct SimulatedRank {
   SimulationFigures wrapping;           // wrapping the model
   SimulationFigures all_steps;          // and all steps
   SentByAxis wire;
+  std::vector<zeropage::PlacedExperts> experts;
+  bool cuts_experts = false;
   // With --device cuda: the most that LibTorch's allocator would have from the device.
   int64_t reserved_bytes = 0;        // with segments that grow
   int64_t reserved_fixed_bytes = 0;  // with fixed ones
@@ -69,7 +72,7 @@ SimulationFigures figures_of(const zeropage::DistributedDataParallelBase& model,
                              const Places& places) {
   SimulationFigures sum;
   auto worlds = worlds_of(model);
-  for (const char* axis : {"context", "tensor", "pipeline"}) {
+  for (const char* axis : {"expert", "context", "tensor", "pipeline"}) {
     if (const zeropage::World* const world = places.along(axis)) worlds.emplace_back(axis, *world);
   }
   for (const auto& [name, world] : worlds) {
@@ -161,6 +164,8 @@ SimulatedRank run_rank(const Flags& flags, int rank) {
   for (const Tier tier : {Tier::kHost, Tier::kNvme}) run.away[tier] = ledger->offloaded(tier);
   run.all_steps = figures_of(model, places);
   run.wire = sent_by_axis(trained, places);
+  run.experts = trained.experts();
+  run.cuts_experts = trained.cuts_experts();
   return run;
 }
 
@@ -266,7 +271,8 @@ void simulate(const Flags& given) {
   flags.fit.description = fit_to_limits(simulated_world(flags, /*rank=*/0), flags);
   if (!flags.fit.description.empty()) std::cout << "fits: " << flags.fit.description << std::endl;
   const std::vector<SimulatedRank> ranks = run_ranks(flags);
-  const int64_t parameters = parameters_of(flags.model);
+  flags.experts_are_cut = ranks.front().cuts_experts;
+  const int64_t parameters = parameters_of(flags);
   const auto formula_bytes = [&](const SimulatedRank& run) {
     return memory_formula(flags, run.parameters,
                           flags.ranks / flags.ranks_of_model())[Tier::kDevice]
@@ -280,11 +286,16 @@ void simulate(const Flags& given) {
             << zeropage::memory::format_bytes(ranks.front().persistent_bytes) << " (formula "
             << zeropage::memory::format_bytes(formula_bytes(ranks.front())) << "), at the peak "
             << zeropage::memory::format_bytes(ranks.front().at_peak.total())
-            << reserved_text(ranks.front()) << "\n\nsent a step by " << table(flags, ranks.front());
+            << reserved_text(ranks.front()) << '\n'
+            << experts_text(ranks.front().experts, flags) << "\nsent a step by "
+            << table(flags, ranks.front());
   if (ranks.size() > 1) std::cout << "\nsent a step by " << table(flags, ranks.back());
   if (flags.json_path.empty()) return;
   nlohmann::json simulated = nlohmann::json::array();
   nlohmann::json json = {{"flags", flags.to_json()}, {"parameters", parameters}};
+  if (flags.experts.any()) {
+    json["experts"] = experts_json({.placed = ranks.front().experts, .load = {}}, flags);
+  }
   if (flags.pipeline > 1) json["bubble"] = bubble_of(flags);
   for (const SimulatedRank& run : ranks) {
     const zeropage::comm::WireTraffic sent = run.wire.total();

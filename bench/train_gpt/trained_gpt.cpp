@@ -35,11 +35,11 @@ class MeanLoss {
 
 // The windows of this rank among those that share them: each has as many, and the last ones may be there twice.
 struct HeldOutWindows {
-  HeldOutWindows(const TextData& text, const zeropage::World& world, int64_t count_of_all)
+  HeldOutWindows(const TextData& text, const Places& places, int64_t count_of_all)
       : data(text),
-        device(world.device()),
-        ranks(world.size()),
-        rank(world.rank()),
+        device(places.samples.device()),
+        ranks(places.sample_places()),
+        rank(places.sample_place()),
         windows(count_of_all) {}
 
   int64_t count() const { return (windows + ranks - 1) / ranks; }
@@ -84,7 +84,9 @@ class HeldOutProgress {
 
 TrainedGpt::TrainedGpt(const Places& places, const Flags& flags) : places_(places), flags_(flags) {
   if (places.along("pipeline") == nullptr) {
-    whole_ = std::make_unique<Model>(make_model(places, flags));
+    MadeModel made = make_model(places, flags);
+    whole_ = std::move(made.model);
+    experts_ = std::move(made.experts);
   } else {
     stages_ = std::make_unique<zeropage::Pipeline::Model>(make_stages(places, flags));
   }
@@ -93,6 +95,11 @@ TrainedGpt::TrainedGpt(const Places& places, const Flags& flags) : places_(place
 zeropage::DistributedDataParallelBase& TrainedGpt::model() {
   if (whole_) return *whole_;
   return *stages_;
+}
+
+bool TrainedGpt::cuts_experts() const {
+  return std::any_of(experts_.begin(), experts_.end(),
+                     [](const zeropage::PlacedExperts& layer) { return layer.tokens_travel; });
 }
 
 std::unique_ptr<zeropage::ShardedOptimizer> TrainedGpt::make_optimizer() {
@@ -125,14 +132,14 @@ void TrainedGpt::backward(const std::vector<Batch>& batches,
   if (whole_) {
     for (const Batch& batch : batches) {
       const auto micro_step = begin_micro_step(accumulator_->micro_step());
-      const Batch there = own_tokens(places_, to_device(batch, places_.data.device()));
-      accumulator_->backward(run_forward_([&] { return loss_of(*whole_, there); }));
+      const Batch there = own_tokens(places_, to_device(batch, places_.samples.device()));
+      accumulator_->backward(run_forward_([&] { return training_loss_of(*whole_, there); }));
     }
     return;
   }
   std::vector<torch::Tensor> inputs, targets;
   for (const Batch& batch : batches) {
-    const Batch there = to_device(batch, places_.data.device());
+    const Batch there = to_device(batch, places_.samples.device());
     inputs.push_back(there.inputs);
     targets.push_back(there.targets);
   }
@@ -148,7 +155,7 @@ torch::Tensor TrainedGpt::loss() const {
 double TrainedGpt::held_out_loss(const TextData& data, int64_t count) {
   const torch::NoGradGuard no_grad;
   model().eval();
-  const HeldOutWindows windows(data, places_.data, count);
+  const HeldOutWindows windows(data, places_, count);
   MeanLoss mean;
   if (whole_) {
     HeldOutProgress progress(places_.is_first());
@@ -165,15 +172,15 @@ double TrainedGpt::held_out_loss(const TextData& data, int64_t count) {
     inputs.push_back(windows[index].inputs);
   }
   // The last stage has the losses, and its first rank tells of them.
-  HeldOutProgress progress(places_.data.rank() == 0 && (places_.along("tensor") == nullptr ||
-                                                        places_.along("tensor")->rank() == 0));
+  HeldOutProgress progress(places_.samples.rank() == 0 && (places_.along("tensor") == nullptr ||
+                                                           places_.along("tensor")->rank() == 0));
   pipeline_->evaluate(inputs, windows.count(), [&](const torch::Tensor& logits, int64_t index) {
     if (windows.counts(index)) mean.add(next_token_loss(logits, windows[index].targets));
     progress.tell((index + 1) * windows.ranks, windows.windows);
   });
   // Those of the last stage have some.
   const zeropage::World& stages = *places_.along("pipeline");
-  const auto loss = torch::full({1}, mean.over(places_.data), torch::kFloat64);
+  const auto loss = torch::full({1}, mean.over(places_.samples), torch::kFloat64);
   const auto there = loss.to(stages.device());
   stages.communicator().broadcast(there, stages.size() - 1, "the held-out loss").wait();
   return there.item<double>();

@@ -26,6 +26,10 @@ class TrainedGpt {
 
   zeropage::DistributedDataParallelBase& model();
   std::unique_ptr<zeropage::ShardedOptimizer> make_optimizer();
+  // What became of layers of experts; empty where all ranks have all experts.
+  const std::vector<zeropage::PlacedExperts>& experts() const { return experts_; }
+  // Whether tokens travel to other ranks' experts.
+  bool cuts_experts() const;
   // Null: this rank has some of the layers.
   Model* whole() { return whole_.get(); }
 
@@ -52,6 +56,7 @@ class TrainedGpt {
   const Places& places_;
   const Flags& flags_;
   std::unique_ptr<Model> whole_;
+  std::vector<zeropage::PlacedExperts> experts_;
   std::unique_ptr<zeropage::Accumulator> accumulator_;  // of it
   std::unique_ptr<zeropage::Pipeline::Model> stages_;
   std::unique_ptr<zeropage::Pipeline> pipeline_;

@@ -9,6 +9,7 @@
 #include <optional>
 #include <sched.h>
 
+#include "bench/train_gpt/expert_layers.h"
 #include "bench/train_gpt/fitting.h"
 #include "bench/train_gpt/kept_activations.h"
 #include "bench/train_gpt/profiled_steps.h"
@@ -100,11 +101,11 @@ class InjectedInfinity {
 
 // This rank's of a step that begins with that sample of the run. Samples are counted over steps,
 // micro-steps and ranks, so they are the same whatever the split.
-std::vector<Batch> micro_batches(const zeropage::comm::World& world, const Flags& flags,
-                                 const TextData& data, int64_t first_sample) {
+std::vector<Batch> micro_batches(const Places& places, const Flags& flags, const TextData& data,
+                                 int64_t first_sample) {
   std::vector<Batch> batches;
   for (int64_t micro_step = 0; micro_step < flags.accumulator.micro_steps; ++micro_step) {
-    const int64_t index = micro_step * world.size() + world.rank();
+    const int64_t index = micro_step * places.sample_places() + places.sample_place();
     batches.push_back(data.training_batch(
         flags.seed, static_cast<uint64_t>(first_sample + index * flags.batch), flags.batch));
   }
@@ -134,7 +135,7 @@ int64_t steps_in_time(const zeropage::comm::World& world, const Flags& flags,
 // Returns the signal that ended it after a save, 0 for none.
 int run_steps(const Places& places, const Flags& flags, const TextData& data, TrainedGpt& trained,
               zeropage::ShardedOptimizer& optimizer, ProfiledSteps& profiled, RunFigures& run) {
-  const zeropage::World& world = places.data;
+  const zeropage::World& world = places.samples;
   zeropage::DistributedDataParallelBase& model = trained.model();
   KeptActivations kept(flags.checkpointing, places.all, model);
   trained.begin([&](const std::function<torch::Tensor()>& forward) {
@@ -151,11 +152,12 @@ int run_steps(const Places& places, const Flags& flags, const TextData& data, Tr
               << accumulator.reduction().to_string() << std::endl;
   }
   run.first_step = saved.steps();
-  Progress progress({.steps = flags.steps,
-                     .first_step = run.first_step,
-                     .tokens_per_step = flags.samples_per_step(world.size()) * flags.model.sequence,
-                     .utilisation_per_token_rate = run.utilisation_per_token_rate,
-                     .quiet = !places.is_first()});
+  Progress progress(
+      {.steps = flags.steps,
+       .first_step = run.first_step,
+       .tokens_per_step = flags.samples_per_step(places.sample_places()) * flags.model.sequence,
+       .utilisation_per_token_rate = run.utilisation_per_token_rate,
+       .quiet = !places.is_first()});
   model.train();
   auto paged = model.paging();
   const auto note = [&](int64_t step, const zeropage::StepReport& report) {
@@ -185,7 +187,7 @@ int run_steps(const Places& places, const Flags& flags, const TextData& data, Tr
   int64_t steps = flags.steps;
   for (int64_t step = run.first_step; step < steps && stopped_by == 0; ++step) {
     for (auto& group : optimizer.param_groups()) group.options().set_lr(flags.learning_rate(step));
-    const std::vector<Batch> batches = micro_batches(world, flags, data, saved.samples());
+    const std::vector<Batch> batches = micro_batches(places, flags, data, saved.samples());
     const auto recorded = profiled.step(step);
     StepStart start(device);
     trained.backward(batches, [&](int64_t micro_step) {
@@ -232,7 +234,7 @@ int64_t windows_to_hold_out(const zeropage::comm::World& world, const Places& pl
   world.communicator()
       .all_reduce(of_a_window, zeropage::comm::ReduceOp::kMax, "the time of a window")
       .wait();
-  const int64_t sharers = places.data.size();
+  const int64_t sharers = places.sample_places();
   const auto that_fit = static_cast<int64_t>(kSeconds / of_a_window.item<double>()) * sharers;
   return std::min(
       {kMostHeldOutWindows, data.held_out_windows(), std::max<int64_t>(that_fit, sharers)});
@@ -264,13 +266,14 @@ void train(zeropage::comm::World& world, const Flags& given, const TextData& dat
 
   const Places places = Places::of(world, flags);
   TrainedGpt trained(places, flags);
+  flags.experts_are_cut = trained.cuts_experts();
   zeropage::DistributedDataParallelBase& model = trained.model();
   const auto optimizer = trained.make_optimizer();
   for (const auto& parameter : model.parameters()) own.parameters += parameter.numel();
-  run.parameters = parameters_of(flags.model);
+  run.parameters = parameters_of(flags);
   if (const auto peak = peak_flops(flags, device)) {
     run.utilisation_per_token_rate =
-        flops_per_token(flags.model, run.parameters) / (*peak * world.size());
+        flops_per_token(flags.model, active_parameters_of(flags)) / (*peak * world.size());
   }
   if (world.rank() == 0) {
     std::cout << run.parameters << " parameters on " << world.size()
@@ -285,7 +288,8 @@ void train(zeropage::comm::World& world, const Flags& given, const TextData& dat
     std::cout << " (" << world.communicator().transport() << ") on "
               << zeropage::memory::device_name(device) << ", stage " << text_of(flags.options.stage)
               << ", " << torch::get_num_threads()
-              << " thread(s) a rank, text: " << data.description() << std::endl;
+              << " thread(s) a rank, text: " << data.description() << '\n'
+              << experts_text(trained.experts(), flags) << std::flush;
   }
 
   if (run.disk) {
@@ -321,11 +325,13 @@ void train(zeropage::comm::World& world, const Flags& given, const TextData& dat
   own.memory.rss_peak_bytes = zeropage::memory::peak_resident_bytes();
   own.wire = sent_by_axis(trained, places);
   run.tokens_per_second =
-      static_cast<double>(flags.samples_per_step(places.data.size()) * flags.model.sequence) /
+      static_cast<double>(flags.samples_per_step(places.sample_places()) * flags.model.sequence) /
       median(run.step_seconds);
   if (run.utilisation_per_token_rate) {
     run.utilisation = *run.utilisation_per_token_rate * run.tokens_per_second;
   }
+  run.experts = {.placed = trained.experts(),
+                 .load = expert_load(model.untyped_module(), places, flags)};
   if (!flags.timeline_path.empty()) trained.write_timeline(flags.timeline_path);
   run.held_out_windows = windows_to_hold_out(world, places, flags, data, run);
   run.held_out_loss = trained.held_out_loss(data, run.held_out_windows);

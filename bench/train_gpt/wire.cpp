@@ -35,6 +35,7 @@ std::vector<std::pair<std::string_view, zeropage::World>> worlds_of(
     found.emplace_back("shard", worlds.shards);
     found.emplace_back("replica", *worlds.replicas);
   }
+  if (worlds.same_experts) found.emplace_back("same_experts", *worlds.same_experts);
   if (worlds.secondary) found.emplace_back("secondary", *worlds.secondary);
   return found;
 }
@@ -48,7 +49,7 @@ SentByAxis sent_by_axis(TrainedGpt& trained, const Places& places) {
   for (const auto& [name, world] : worlds_of(trained.model())) {
     along(name) = world.communicator().wire_traffic();
   }
-  for (const char* axis : {"context", "tensor"}) {
+  for (const char* axis : {"expert", "context", "tensor"}) {
     if (const zeropage::World* const world = places.along(axis)) {
       along(axis) = world->communicator().wire_traffic();
     }

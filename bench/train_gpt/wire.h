@@ -1,6 +1,6 @@
 // What a rank sent, by the world in which it did: of those that have other samples, of the group of them that shares
-// pages, of its replicas, of the group that shares a second copy, of those that compute the same samples, and of those
-// that have the other layers.
+// pages, of its replicas, of the group that shares a second copy, of those that have the same experts, of those that have
+// all of them, of those that compute the same samples, and of those that have the other layers.
 #pragma once
 
 #include <array>
@@ -17,17 +17,19 @@
 
 namespace train_gpt {
 
-constexpr std::array<std::string_view, 7> kAxes = {"data",    "shard",  "replica", "secondary",
-                                                   "context", "tensor", "pipeline"};
+constexpr std::array<std::string_view, 9> kAxes = {"data",      "shard",        "replica",
+                                                   "secondary", "same_experts", "expert",
+                                                   "context",   "tensor",       "pipeline"};
 
-// By kAxes; zeros for what there is not (--shard-within, --secondary-shard-within, --context, --tensor, --pipeline).
+// By kAxes; zeros for what there is not (--shard-within, --secondary-shard-within, --expert-parallel, --context, --tensor,
+// --pipeline).
 struct SentByAxis {
   std::array<zeropage::comm::WireTraffic, kAxes.size()> axes;
 
   zeropage::comm::WireTraffic total() const;
 };
 
-// Those worlds of a model but the last three, by their axes.
+// Those worlds of a model but the last four, by their axes.
 std::vector<std::pair<std::string_view, zeropage::World>> worlds_of(
     const zeropage::DistributedDataParallelBase& model);
 SentByAxis sent_by_axis(TrainedGpt& trained, const Places& places);

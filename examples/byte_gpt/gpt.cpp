@@ -11,13 +11,18 @@ torch::nn::LayerNorm norm(int64_t d_model) {
 
 }  // namespace
 
-BlockImpl::BlockImpl(const GptConfig& config)
+BlockImpl::BlockImpl(const GptConfig& config, const MakeFeedForward& make_feed_forward)
     : head_width_(config.d_model / config.heads), dropout_(config.dropout) {
   const int64_t d = config.d_model;
   attention_norm = register_module("attention_norm", norm(d));
   attention_qkv = register_module("attention_qkv", torch::nn::Linear(d, 3 * d));
   attention_out = register_module("attention_out", torch::nn::Linear(d, d));
   mlp_norm = register_module("mlp_norm", norm(d));
+  if (make_feed_forward) {
+    feed_forward = make_feed_forward();
+    register_module("mlp", feed_forward.ptr());
+    return;
+  }
   mlp_up = register_module("mlp_up", torch::nn::Linear(d, 4 * d));
   mlp_down = register_module("mlp_down", torch::nn::Linear(4 * d, d));
 }
@@ -39,16 +44,21 @@ torch::Tensor BlockImpl::attend(const torch::Tensor& x) {
 torch::Tensor BlockImpl::forward(torch::Tensor x) {
   const auto drop = [&](const torch::Tensor& t) { return at::dropout(t, dropout_, is_training()); };
   x = x + drop(attend(attention_norm(x)));
-  return x + drop(mlp_down(torch::gelu(mlp_up(mlp_norm(x)))));
+  const auto normed = mlp_norm(x);
+  const auto added = feed_forward.is_empty() ? mlp_down(torch::gelu(mlp_up(normed)))
+                                             : feed_forward.forward<torch::Tensor>(normed);
+  return x + drop(added);
 }
 
-GptImpl::GptImpl(const GptConfig& config, uint64_t seed) : dropout_(config.dropout) {
+GptImpl::GptImpl(const GptConfig& config, uint64_t seed, const MakeFeedForward& make_feed_forward)
+    : dropout_(config.dropout) {
   token_embedding =
       register_module("token_embedding", torch::nn::Embedding(kVocabulary, config.d_model));
   position_embedding =
       register_module("position_embedding", torch::nn::Embedding(config.sequence, config.d_model));
   blocks = register_module("blocks", torch::nn::ModuleList());
-  for (int64_t layer = 0; layer < config.layers; ++layer) blocks->push_back(Block(config));
+  for (int64_t layer = 0; layer < config.layers; ++layer)
+    blocks->push_back(Block(config, make_feed_forward));
   final_norm = register_module("final_norm", norm(config.d_model));
   if (config.untied_head) {
     head = register_module(
@@ -69,8 +79,9 @@ void GptImpl::initialize(const GptConfig& config, uint64_t seed) {
     const std::string& name = parameter.key();
     torch::Tensor& weight = parameter.value();
     if (weight.dim() >= 2) {
-      const bool adds_to_residual =
-          ends_with(name, "attention_out.weight") || ends_with(name, "mlp_down.weight");
+      const bool adds_to_residual = ends_with(name, "attention_out.weight") ||
+                                    ends_with(name, "mlp_down.weight") ||
+                                    ends_with(name, "mlp.w_down");
       torch::nn::init::normal_(weight, 0.0, adds_to_residual ? residual : 0.02);
     } else {
       weight.fill_(ends_with(name, "norm.weight") ? 1.0 : 0.0);

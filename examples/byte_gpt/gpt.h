@@ -24,9 +24,12 @@ struct GptConfig {
   bool untied_head = false;
 };
 
+// Makes what a block has in the place of its MLP: a module that takes and returns [batch, sequence, d_model].
+using MakeFeedForward = std::function<torch::nn::AnyModule()>;
+
 class BlockImpl : public torch::nn::Module {
  public:
-  explicit BlockImpl(const GptConfig& config);
+  explicit BlockImpl(const GptConfig& config, const MakeFeedForward& make_feed_forward = {});
   torch::Tensor forward(torch::Tensor x);  // [batch, sequence, d_model], also returned
 
  private:
@@ -38,6 +41,7 @@ class BlockImpl : public torch::nn::Module {
   torch::nn::Linear attention_qkv{nullptr};
   torch::nn::Linear attention_out{nullptr};
   torch::nn::LayerNorm mlp_norm{nullptr};
+  torch::nn::AnyModule feed_forward;  // empty: the two below
   torch::nn::Linear mlp_up{nullptr};
   torch::nn::Linear mlp_down{nullptr};
 };
@@ -49,8 +53,9 @@ using BlockLoop = std::function<torch::Tensor(const torch::nn::ModuleList&, torc
 class GptImpl : public torch::nn::Module {
  public:
   // Weights are drawn from `seed`: normal with deviation 0.02, divided by sqrt(2 layers) where a
-  // block adds to the residual stream; biases zero.
-  GptImpl(const GptConfig& config, uint64_t seed);
+  // block adds to the residual stream; biases zero. A layer of make_feed_forward adds to it by a weight "w_down". Empty: blocks
+  // have an MLP of 4 d_model.
+  GptImpl(const GptConfig& config, uint64_t seed, const MakeFeedForward& make_feed_forward = {});
 
   torch::Tensor forward(
       const torch::Tensor& tokens);  // [batch, length] -> [batch, length, kVocabulary]

@@ -188,9 +188,8 @@ Tensor ExpertsImpl::scores_of(const Tensor& tokens) const {
 }
 
 void ExpertsImpl::note(const Tensor& load, const Tensor& loss) {
-  if (balance_bias.defined()) {
-    load_ = load_.defined() ? load_.to(load.device()) + load : load;
-  }
+  // Without values, as before a DeferredModule has them, no expert is chosen.
+  if (!load.is_meta()) load_ = load_.defined() ? load_.to(load.device()) + load : load;
   if (loss.defined()) untaken_loss_ = untaken_loss_.defined() ? untaken_loss_ + loss : loss;
   if (!loss.defined() && !options_.keep_router_sums) return;
   ZP_CHECK(
@@ -229,6 +228,11 @@ Tensor ExpertsImpl::auxiliary_loss() {
   return at::zeros({}, router.options().dtype(fused::wide_type(router)).requires_grad(false));
 }
 
+Tensor ExpertsImpl::load() const {
+  const auto options = router.options().dtype(at::kLong).requires_grad(false);
+  return load_.defined() ? load_.to(router.device()) : at::zeros({options_.experts}, options);
+}
+
 void ExpertsImpl::update_balance(const comm::World& world) {
   ZP_CHECK(
       balance_bias.defined(), kWho,
@@ -240,10 +244,8 @@ void ExpertsImpl::update_balance(const comm::World& world) {
            ", which would lose steps of ", options_.balance_bias_rate,
            "; cast parameters by Options::compute_dtype, which leaves buffers as they are");
   const at::NoGradGuard no_grad;
-  if (!load_.defined())
-    load_ = at::zeros({options_.experts}, balance_bias.options().dtype(at::kLong));
-  const Tensor load = world.sum(load_);
-  const Tensor direction = (load.sum() - load * load.numel()).sign();
+  const Tensor of_all = world.sum(load());
+  const Tensor direction = (of_all.sum() - of_all * of_all.numel()).sign();
   balance_bias.add_(direction.to(balance_bias.options()), options_.balance_bias_rate);
   load_ = Tensor();
 }

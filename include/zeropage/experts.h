@@ -122,6 +122,11 @@ class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl>, public SlicedLayer
   // World::sum() of `experts` numbers. Without balance_bias_rate it throws; where no token came the bias stays.
   void update_balance(const comm::World& world);
 
+  // How often tokens of this rank chose each expert, [experts], int64, in training forwards with gradients since the layer was made
+  // or update_balance(), on the router's device. What `capacity_factor` drops counts, and forwards of a module without values do not.
+  // World::sum() of it over the ranks whose tokens differ is that of all.
+  torch::Tensor load() const;
+
   // What expert_parallel() does to a layer (zeropage/expert_parallel.h). ranks: this rank's group along "expert". same: the ranks with its
   // place there. is_cut: this rank keeps experts / P of its P ranks, and tokens travel; else all of them stay.
   void place(const comm::World& ranks, const comm::World& same, bool is_cut);
@@ -155,8 +160,7 @@ class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl>, public SlicedLayer
 
   ExpertsOptions options_;
   std::optional<Placed> placed_;
-  torch::Tensor
-      load_;  // [experts], int64: choices since update_balance(), of this rank, so that it is no buffer; undefined: none
+  torch::Tensor load_;  // what load() gives, of this rank, so that it is no buffer; undefined: none
   torch::Tensor untaken_loss_;  // []; undefined where there is none
   std::optional<RouterSums> untaken_sums_;
   int untaken_ = 0;  // forwards in both

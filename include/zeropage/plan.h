@@ -99,6 +99,9 @@ struct WorldDescription {
   // A sample that is planned has a rank's tokens alone: 1 / context of the sequence, a multiple of 2.
   int context = 1;
   parallel::ContextForm context_form = {};  // the ring
+  // Ranks that have some of the experts of each layer, to which tokens travel (zeropage/expert_parallel.h). They have other samples.
+  // Tokens are planned as if they were spread over experts evenly.
+  int expert = 1;
   // The memory of a rank's device, as far as LibTorch's allocator may reserve it.
   int64_t device_memory_bytes = 0;
   // Memory of a host, for all of its ranks.
@@ -177,7 +180,7 @@ struct PlannedModel {
   std::function<void(checkpointing::EveryBlocks every)> checkpoint_blocks;
 };
 
-// mark: gives the module the attention of the world that is described.
+// mark: gives the module what the world that is described asks for: attention over ranks, and its part of the experts.
 using MakePlannedModel = std::function<PlannedModel(
     const comm::Mesh& mesh, const std::function<void(torch::nn::Module& module)>& mark,
     const Options& options)>;

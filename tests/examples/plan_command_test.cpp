@@ -198,8 +198,116 @@ TEST_F(PlanCommandTest, PlansMlpsAndLossInTiles) {
   EXPECT_GT(tiled["at_peak"]["device"]["total"].get<double>() -
                 both["at_peak"]["device"]["total"].get<double>(),
             logits);
-  const Outcome number = warm_plan("--parameters 7B --tiled-mlp");
-  EXPECT_EQ(number.exit_code, 2) << number.output;
+  for (const std::string what :
+       {"--parameters 7B", "--sequence 64 --model gpt:d=64,layers=1,heads=2,experts=4"}) {
+    const Outcome refused = warm_plan(what + " --tiled-mlp");
+    EXPECT_EQ(refused.exit_code, 2) << refused.output;
+    EXPECT_THAT(refused.output, HasSubstr("--tiled-mlp"));
+  }
+}
+
+// Where all tokens take all experts they are spread evenly, as in a plan.
+TEST_F(PlanCommandTest, PlansExpertsOverRanksAsARunHoldsAndSendsThem) {
+  // What cuBLASLt keeps for two threads.
+  constexpr int64_t kWorkspaceBytes = int64_t{2} << 20;
+  for (const char* mesh : {"--expert-parallel 2", "--expert-parallel 4",
+                           "--expert-parallel 2 --context 2", "--expert-parallel 1"}) {
+    const auto found = planned(
+        "--model gpt:d=32,layers=2,heads=2,vocabulary=257,experts=4,active=4 --sequence 32 --batch "
+        "2 --world 4 --page-bytes 16MiB --workspace 0 " +
+        std::string(mesh));
+    for (const char* stage : {"1", "3"}) {
+      SCOPED_TRACE(std::string(mesh) + " --stage " + stage);
+      const std::string flags =
+          std::string("--experts 4 --active 4 --ranks 4 --stage ") + stage + " " + mesh;
+      const auto shorter = run(flags + " --steps 2"), held = run(flags);
+      for (const auto& setting : found["settings"]) {
+        if (setting["stage"] != stage || setting["offload_optimizer"] != "device" ||
+            setting["checkpoint"] != "none") {
+          continue;
+        }
+        const auto& memory = held["memory"][0];
+        EXPECT_EQ(found["parameters"], held["parameters"]);
+        EXPECT_EQ(setting["held"]["device"]["total"], memory["persistent_bytes"]);
+        const auto peak = static_cast<double>(memory["peak_bytes"].get<int64_t>() -
+                                              memory["at_peak"]["staging"].get<int64_t>());
+        EXPECT_NEAR(setting["at_peak"]["device"]["total"].get<double>() - kWorkspaceBytes, peak,
+                    0.03 * peak);
+        // What a step sends. A run also averages its loss, and ranks with the same experts tell each other that they are in the same step.
+        int64_t sent = 0;
+        for (const auto& [operation, bytes] : held["wire_bytes"][0].items()) {
+          if (operation == "rank") continue;
+          sent += bytes.get<int64_t>() - shorter["wire_bytes"][0][operation].get<int64_t>();
+        }
+        const bool has_same_experts = std::string(mesh).starts_with("--expert-parallel 2");
+        EXPECT_EQ(setting["sent"]["within_host"]["bytes"].get<int64_t>() + 3 * 8 +
+                      (has_same_experts ? 48 : 0),
+                  sent);
+      }
+    }
+  }
+}
+
+// A token takes a quarter of the products of all experts, wherever these are.
+TEST_F(PlanCommandTest, PlansTheProductsOfTheExpertsThatATokenTakes) {
+  const std::string model = "--model llama:d=64,layers=2,heads=4,vocabulary=64,ffn=256";
+  const std::string rest = " --sequence 64 --batch 2 --world 4 ";
+  const auto dense = planned(model + rest);
+  const auto experts = planned(model + ",experts=8,active=2" + rest);
+  const auto flops = [](const nlohmann::json& plan) {
+    return plainest(plan)["flops"].get<double>();
+  };
+  // Beside the experts' there are those of the router.
+  constexpr double kRouter = 3 * 2 * 2 * 2 * 64 * 64 * 8;
+  EXPECT_NEAR(flops(experts) - kRouter, flops(dense), 1);
+  EXPECT_EQ(experts["parameters"].get<int64_t>() - dense["parameters"].get<int64_t>(),
+            2 * (3 * 3 * 256 * 64 + 8 * 64));
+  const auto spread = planned(model + ",experts=8,active=2" + rest + "--expert-parallel 4");
+  EXPECT_EQ(flops(spread), flops(experts));
+  EXPECT_EQ(spread["parameters"], experts["parameters"]);
+  EXPECT_EQ(spread["world"]["expert"], 4);
+  EXPECT_LT(plainest(spread)["held"]["device"]["total"].get<double>(),
+            0.5 * plainest(experts)["held"]["device"]["total"].get<double>());
+  const Outcome table = plan(model + ",experts=8" + rest + "--expert-parallel 4");
+  EXPECT_THAT(table.output, HasSubstr("the experts of a layer are on 4 ranks"));
+}
+
+// Numbers of parameters that the models are published with.
+TEST_F(PlanCommandTest, ReadsConfigsOfMixtures) {
+  const auto spread = [&](const std::string& text) {
+    return planned(config(text) + " --world 4 --expert-parallel 4");
+  };
+  const auto mixtral = spread(
+      R"({"model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+          "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "num_local_experts": 8,
+          "num_experts_per_tok": 2})");
+  EXPECT_EQ(mixtral["parameters"], 46702792704);
+  // With biases of queries, keys and values, and an expert that all tokens take.
+  const auto qwen2 = spread(
+      R"({"model_type": "qwen2_moe", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24,
+          "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 151936, "num_experts": 60,
+          "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632,
+          "mlp_only_layers": []})");
+  EXPECT_EQ(qwen2["parameters"], 14315784192);
+  // With norms of heads.
+  const auto qwen3 = spread(
+      R"({"model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48,
+          "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936,
+          "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768})");
+  EXPECT_EQ(qwen3["parameters"], 30532122624);
+}
+
+TEST_F(PlanCommandTest, ReadsWhichLayersOfAMixtureHaveExperts) {
+  const auto parameters = [&](const std::string& sparse) {
+    return planned(config(R"({"model_type": "qwen3_moe", "hidden_size": 32, "intermediate_size": 96,
+        "num_hidden_layers": 8, "num_attention_heads": 2, "vocab_size": 64, "num_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 40)" +
+                          sparse + "}"))["parameters"]
+        .get<int64_t>();
+  };
+  // Layers 1, 3, 5 and 7 would have some, and 3 is taken out.
+  EXPECT_EQ(parameters("") - parameters(R"(, "decoder_sparse_step": 2, "mlp_only_layers": [3])"),
+            5 * 32 * (4 + 3 * (4 * 40 - 96)));
 }
 
 TEST_F(PlanCommandTest, PlansStatesOfAMereNumber) {
@@ -254,6 +362,17 @@ TEST_F(PlanCommandTest, RefusesBadCommandLinesInOneLine) {
   refused(kTiny + "--world 4 --context 4 --context-form ulysses", "the model's 2 heads; use ring");
   refused(kTiny + "--context-form linear", "--context-form");
   refused("--parameters 7B --world 2 --context 2", "of --parameters no sample is known");
+  refused("--parameters 7B --world 2 --expert-parallel 2", "of --parameters no experts are known");
+  refused(kTiny + "--world 4 --expert-parallel 2", "the model has no experts; add experts=E");
+  const std::string of_experts =
+      "--model gpt:d=64,layers=2,heads=2,vocabulary=100,experts=6 --sequence 16 ";
+  refused(of_experts + "--world 4 --expert-parallel 4", "does not divide the 6 experts of a layer");
+  refused(of_experts + "--world 4 --context 4 --expert-parallel 2",
+          "does not divide the 1 ranks of --world that have other samples");
+  refused(of_experts + "--world 2 --expert-parallel 2 --optimizer lamb", "wants whole tensors");
+  refused(model + "gpt:d=64,layers=2,heads=2,experts=4,active=5,expert_ffn=8", "got 5 of 4");
+  refused(model + "gpt:d=64,layers=2,heads=2,experts=4,active=3", "do not divide ffn=256");
+  refused(model + "gpt:d=64,layers=2,heads=2,active=3", "unknown key active");
   refused(kTiny + "--longest-sequence", "expected --device-memory, in which it is to fit");
 }
 
@@ -262,7 +381,14 @@ TEST_F(PlanCommandTest, RefusesConfigsThatItDoesNotKnow) {
     expect_refused(warm_plan(config(text)), words);
   };
   refused(R"({"model_type": "bert"})",
-          "\"model_type\" is \"bert\", but gpt2, llama, mistral and qwen2 are known");
+          "\"model_type\" is \"bert\", but gpt2, llama, mistral, qwen2, mixtral, qwen2_moe and "
+          "qwen3_moe are known");
+  refused(R"({"model_type": "llama", "num_local_experts": 8})",
+          "experts are known of mixtral, qwen2_moe and qwen3_moe");
+  refused(
+      R"({"model_type": "mixtral", "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1,
+              "intermediate_size": 64, "vocab_size": 100})",
+      "expected \"num_experts\"");
   refused(R"({"n_embd": 768})", "\"model_type\" is missing");
   refused(R"({"model_type": "gpt2", "n_embd": "wide", "n_head": 2})",
           "\"n_embd\": expected a whole number");

@@ -391,7 +391,9 @@ TEST(ExpertsTest, TheBalanceMovesByTheLoadOfAllRanks) {
     };
     // Rank 0 alone would raise 3, and rank 1 alone would lower it: together all but 0 and 2 are at the mean.
     run(world.rank() == 0 ? std::vector<int64_t>{0, 0, 0, 1} : std::vector<int64_t>{3, 3, 1, 2});
+    EXPECT_TRUE(torch::equal(world.sum(layer->load()), torch::tensor({3, 2, 1, 2})));
     layer->update_balance(world);
+    EXPECT_TRUE(torch::equal(layer->load(), torch::zeros({4}, torch::kLong)));
     EXPECT_TRUE(torch::equal(layer->balance_bias, torch::tensor({-0.25, 0.0, 0.25, 0.0})))
         << layer->balance_bias;
     layer->update_balance(world);
@@ -403,6 +405,17 @@ TEST(ExpertsTest, TheBalanceMovesByTheLoadOfAllRanks) {
     layer(torch::eye(4, kWidth));
     layer->update_balance(world);
     EXPECT_EQ(layer->balance_bias[1].item<float>(), 0) << "evaluation counts nothing";
+  });
+}
+
+TEST(ExpertsTest, TheLoadIsOfForwardsWithValues) {
+  DeferredModule deferred([] { return make_experts(options_of(4, 1)); });
+  Experts layer = deferred.module();
+  layer(torch::empty({6, kWidth}, torch::kMeta));
+  run_ranks(1, [&](World& world) {
+    DistributedDataParallel model(std::move(deferred), world);
+    model(tokens_of(7, 1));
+    EXPECT_EQ(layer->load().sum().item<int64_t>(), 7);
   });
 }
 

@@ -319,6 +319,13 @@ TEST(PlanTest, RefusesWorldsThatMakeNoSense) {
               HasSubstr("ranks_per_host: expected 1 or more"));
   EXPECT_THAT(refusal([] { plan_layers({.ranks = 2, .nvme_bytes = -1}); }),
               HasSubstr("nvme_bytes: expected 0 (not known) or more, got -1"));
+  EXPECT_THAT(
+      refusal([] { plan_layers({.ranks = 8, .context = 2, .expert = 3}); }),
+      HasSubstr("expert: expected a divisor of the 4 ranks that have other samples, got 3"));
+  EXPECT_THAT(refusal([] { plan_layers({.ranks = 4, .expert = 2}); }),
+              HasSubstr("the module has no layer of experts"));
+  EXPECT_THAT(refusal([] { plan_states(1000, 2, {.ranks = 4, .expert = 2}); }),
+              HasSubstr("of a mere number of parameters no experts are known"));
   EXPECT_THAT(refusal([] { plan_layers({}, {.micro_steps = 0}); }),
               HasSubstr("micro_steps: expected 1 or more"));
 }

@@ -48,9 +48,9 @@ torch::nn::Linear linear(int64_t in, int64_t out, bool has_bias) {
   return torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(has_bias));
 }
 
-class GptMlp final : public DecoderPart {
+class GeluPart final : public DecoderPart {
  public:
-  explicit GptMlp(const DecoderShape& shape)
+  explicit GeluPart(const DecoderShape& shape)
       : up_(register_module("up", linear(shape.width, shape.feed_forward, true))),
         down_(register_module("down", linear(shape.feed_forward, shape.width, true))) {}
   Tensor forward(Tensor x) override { return down_(torch::gelu(up_(x))); }
@@ -59,35 +59,67 @@ class GptMlp final : public DecoderPart {
   torch::nn::Linear up_, down_;
 };
 
-class LlamaMlp final : public DecoderPart {
+class SwigluPart final : public DecoderPart {
  public:
-  explicit LlamaMlp(const DecoderShape& shape)
-      : gate_(of("gate", shape.width, shape.feed_forward, shape)),
-        up_(of("up", shape.width, shape.feed_forward, shape)),
-        down_(of("down", shape.feed_forward, shape.width, shape)) {}
+  SwigluPart(int64_t width, int64_t feed_forward, bool has_bias)
+      : gate_(register_module("gate", linear(width, feed_forward, has_bias))),
+        up_(register_module("up", linear(width, feed_forward, has_bias))),
+        down_(register_module("down", linear(feed_forward, width, has_bias))) {}
   Tensor forward(Tensor x) override { return down_(torch::silu(gate_(x)) * up_(x)); }
 
  private:
-  torch::nn::Linear of(const char* name, int64_t in, int64_t out, const DecoderShape& shape) {
-    return register_module(name, linear(in, out, shape.has_feed_forward_bias));
-  }
-
   torch::nn::Linear gate_, up_, down_;
 };
 
-std::shared_ptr<DecoderPart> make_mlp(const DecoderShape& shape) {
-  if (shape.family == DecoderShape::Family::kGpt) return std::make_shared<GptMlp>(shape);
-  return std::make_shared<LlamaMlp>(shape);
+// Experts, and beside them the one that all tokens take, times the sigmoid of a gate.
+class ExpertsPart final : public DecoderPart {
+ public:
+  explicit ExpertsPart(const DecoderShape& shape)
+      : experts_(register_module("experts", parallel::Experts(options_of(shape)))) {
+    const int64_t shared = shape.experts->shared;
+    if (shared == 0) return;
+    shared_ = register_module(
+        "shared", std::make_shared<SwigluPart>(shape.width, shared, /*has_bias=*/false));
+    shared_gate_ = register_module("shared_gate", linear(shape.width, 1, /*has_bias=*/false));
+  }
+
+  Tensor forward(Tensor x) override {
+    const Tensor chosen = experts_(x);
+    if (shared_ == nullptr) return chosen;
+    return chosen + torch::sigmoid(shared_gate_(x)) * shared_->forward(x);
+  }
+  const parallel::Experts& experts() const { return experts_; }
+
+ private:
+  static parallel::ExpertsOptions options_of(const DecoderShape& shape) {
+    const ExpertShape& of = *shape.experts;
+    parallel::ExpertsOptions options(shape.width, of.feed_forward, of.count, of.active);
+    const bool is_gpt = shape.family == DecoderShape::Family::kGpt;
+    options.activation =
+        is_gpt ? parallel::ExpertActivation::kGelu : parallel::ExpertActivation::kSwiglu;
+    options.normalise = of.normalises;
+    // Any factor has the same operators.
+    options.balance_loss = 0.01;
+    return options;
+  }
+
+  parallel::Experts experts_;
+  std::shared_ptr<SwigluPart> shared_;
+  torch::nn::Linear shared_gate_{nullptr};
+};
+
+std::shared_ptr<DecoderPart> make_feed_forward(const DecoderShape& shape, int64_t layer) {
+  if (shape.is_sparse(layer)) return std::make_shared<ExpertsPart>(shape);
+  if (shape.family == DecoderShape::Family::kGpt) return std::make_shared<GeluPart>(shape);
+  return std::make_shared<SwigluPart>(shape.width, shape.feed_forward, shape.has_feed_forward_bias);
 }
 
 // What both families have: x + attention(norm(x)), then x + mlp(norm(x)).
 class BlockPart : public DecoderPart {
  public:
-  BlockPart(const DecoderShape& shape, bool tiles_mlp)
-      : tiles_mlp_(tiles_mlp),
-        attention_norm_(register_module("attention_norm", make_norm(shape))),
-        mlp_norm_(register_module("mlp_norm", make_norm(shape))),
-        mlp_(register_module("mlp", make_mlp(shape))) {}
+  explicit BlockPart(const DecoderShape& shape)
+      : attention_norm_(register_module("attention_norm", make_norm(shape))),
+        mlp_norm_(register_module("mlp_norm", make_norm(shape))) {}
 
   Tensor forward(Tensor x) override {
     x = x + attend(attention_norm_->forward(x));
@@ -95,12 +127,17 @@ class BlockPart : public DecoderPart {
     const auto run = [mlp = mlp_](const Tensor& tile) { return mlp->forward(tile); };
     return x + (tiles_mlp_ ? tiled(*mlp_, normed, run) : run(normed));
   }
+  // Behind the constructor, so that attention's parameters come first, as in a script's module.
+  void add_feed_forward(std::shared_ptr<DecoderPart> mlp, bool in_tiles) {
+    mlp_ = register_module("mlp", std::move(mlp));
+    tiles_mlp_ = in_tiles;
+  }
 
  protected:
   virtual Tensor attend(const Tensor& x) = 0;
 
  private:
-  const bool tiles_mlp_;
+  bool tiles_mlp_ = false;
   std::shared_ptr<DecoderPart> attention_norm_;
   std::shared_ptr<DecoderPart> mlp_norm_;
   std::shared_ptr<DecoderPart> mlp_;
@@ -120,8 +157,8 @@ Tensor causal(const Tensor& query, const Tensor& key, const Tensor& value) {
 
 class GptBlock final : public BlockPart {
  public:
-  GptBlock(const DecoderShape& shape, bool tiles_mlp)
-      : BlockPart(shape, tiles_mlp),
+  explicit GptBlock(const DecoderShape& shape)
+      : BlockPart(shape),
         head_width_(shape.head_width),
         qkv_(register_module("qkv", linear(shape.width, 3 * shape.width, true))),
         out_(register_module("out", linear(shape.width, shape.width, true))) {}
@@ -139,15 +176,19 @@ class GptBlock final : public BlockPart {
 
 class LlamaBlock final : public BlockPart {
  public:
-  LlamaBlock(const DecoderShape& shape, bool tiles_mlp)
-      : BlockPart(shape, tiles_mlp),
+  explicit LlamaBlock(const DecoderShape& shape)
+      : BlockPart(shape),
         head_width_(shape.head_width),
         sharing_(shape.heads / shape.key_heads),
         query_(of_heads("query", shape, shape.heads)),
         key_(of_heads("key", shape, shape.key_heads)),
         value_(of_heads("value", shape, shape.key_heads)),
         out_(register_module(
-            "out", linear(shape.heads * shape.head_width, shape.width, shape.has_output_bias))) {}
+            "out", linear(shape.heads * shape.head_width, shape.width, shape.has_output_bias))) {
+    if (!shape.has_head_norms) return;
+    query_norm_ = register_module("query_norm", std::make_shared<RmsNormPart>(head_width_));
+    key_norm_ = register_module("key_norm", std::make_shared<RmsNormPart>(head_width_));
+  }
 
  private:
   torch::nn::Linear of_heads(const char* name, const DecoderShape& shape, int64_t heads) {
@@ -182,21 +223,24 @@ class LlamaBlock final : public BlockPart {
     const Tensor by_position = angles(x);
     const Tensor cosines = by_position.cos().to(x.scalar_type());
     const Tensor sines = by_position.sin().to(x.scalar_type());
-    const Tensor query = rotated(by_head(query_(x), head_width_), cosines, sines);
-    const Tensor key = rotated(by_head(key_(x), head_width_), cosines, sines);
+    const auto heads = [&](torch::nn::Linear& linear, const std::shared_ptr<RmsNormPart>& norm) {
+      const Tensor by_heads = by_head(linear(x), head_width_);
+      return rotated(norm == nullptr ? by_heads : norm->forward(by_heads), cosines, sines);
+    };
+    const Tensor query = heads(query_, query_norm_);
+    const Tensor key = heads(key_, key_norm_);
     return out_(causal(query, shared(key), shared(by_head(value_(x), head_width_))));
   }
 
   const int64_t head_width_;
   const int64_t sharing_;  // queries' heads a head of keys
   torch::nn::Linear query_, key_, value_, out_;
+  std::shared_ptr<RmsNormPart> query_norm_, key_norm_;  // null: none
 };
 
-std::shared_ptr<DecoderPart> make_block(const DecoderShape& shape, bool tiles_mlp) {
-  if (shape.family == DecoderShape::Family::kGpt) {
-    return std::make_shared<GptBlock>(shape, tiles_mlp);
-  }
-  return std::make_shared<LlamaBlock>(shape, tiles_mlp);
+std::shared_ptr<BlockPart> make_block(const DecoderShape& shape) {
+  if (shape.family == DecoderShape::Family::kGpt) return std::make_shared<GptBlock>(shape);
+  return std::make_shared<LlamaBlock>(shape);
 }
 
 }  // namespace
@@ -212,7 +256,13 @@ DecoderImpl::DecoderImpl(const DecoderShape& shape, int64_t sequence, DecoderTil
   }
   blocks_ = register_module("blocks", torch::nn::ModuleList());
   for (int64_t layer = 0; layer < shape.layers; ++layer) {
-    parts_.push_back(make_block(shape, tiles.mlp));
+    const auto block = make_block(shape);
+    auto mlp = make_feed_forward(shape, layer);
+    if (const auto* const part = dynamic_cast<const ExpertsPart*>(mlp.get())) {
+      experts_.push_back(part->experts());
+    }
+    block->add_feed_forward(std::move(mlp), tiles.mlp);
+    parts_.push_back(block);
     blocks_->push_back(parts_.back());
   }
   final_norm_ = register_module("final_norm", make_norm(shape));
@@ -231,7 +281,12 @@ Tensor DecoderImpl::forward(const Tensor& tokens, const Tensor& targets) {
       [parts = parts_](Tensor state, int64_t index) {
         return parts[static_cast<size_t>(index)]->forward(std::move(state));
       });
-  x = final_norm_->forward(x);
+  Tensor loss = head_loss(final_norm_->forward(x), targets);
+  for (parallel::Experts& experts : experts_) loss = loss + experts->auxiliary_loss();
+  return loss;
+}
+
+Tensor DecoderImpl::head_loss(const Tensor& x, const Tensor& targets) {
   const Tensor& weight = head_ ? head_->weight : token_embedding_->weight;
   if (tiles_.loss) return fused::linear_cross_entropy(x, weight, targets);
   const Tensor logits = torch::nn::functional::linear(x, weight);

@@ -1,5 +1,6 @@
 #include "tools/plan/decoder_shape.h"
 
+#include <algorithm>
 #include <charconv>
 #include <fstream>
 #include <map>
@@ -17,6 +18,22 @@ using nlohmann::json;
 
 [[noreturn]] void refuse(const std::string& words) {
   throw std::invalid_argument(words);
+}
+
+void check_experts(const std::string& who, const DecoderShape& shape) {
+  const ExpertShape& experts = *shape.experts;
+  if (experts.count < 1 || experts.active < 1 || experts.active > experts.count) {
+    refuse(who + ": a token takes from 1 to all experts of a layer, got " +
+           std::to_string(experts.active) + " of " + std::to_string(experts.count));
+  }
+  if (experts.feed_forward < 1 || experts.shared < 0 || experts.sparse_step < 1) {
+    refuse(who + ": expected experts of 1 feature or more, got " +
+           std::to_string(experts.feed_forward));
+  }
+  for (int64_t layer = 0; layer < shape.layers; ++layer) {
+    if (shape.is_sparse(layer)) return;
+  }
+  refuse(who + ": decoder_sparse_step and mlp_only_layers leave no layer with experts");
 }
 
 // What every shape must be. who: whose shape, such as "--model gpt".
@@ -40,6 +57,7 @@ DecoderShape checked(const std::string& who, const DecoderShape& shape) {
     refuse(who + ": " + std::to_string(shape.heads) + " heads cannot share " +
            std::to_string(shape.key_heads) + " heads of keys equally");
   }
+  if (shape.experts) check_experts(who, shape);
   return shape;
 }
 
@@ -100,6 +118,23 @@ class Config {
   int64_t number_or(const char* key, int64_t otherwise) const {
     return optional_number(key).value_or(otherwise);
   }
+  bool has(const char* key) const {
+    const auto at = values_.find(key);
+    return at != values_.end() && !at->is_null();
+  }
+  std::vector<int64_t> numbers(const char* key) const {
+    if (!has(key)) return {};
+    const json& list = values_.at(key);
+    std::vector<int64_t> numbers;
+    if (!list.is_array()) refuse(path_ + ": \"" + key + "\": expected a list of whole numbers");
+    for (const json& one : list) {
+      if (!one.is_number_integer()) {
+        refuse(path_ + ": \"" + key + "\": expected a list of whole numbers");
+      }
+      numbers.push_back(one.get<int64_t>());
+    }
+    return numbers;
+  }
   bool flag_or(const char* key, bool otherwise) const {
     const auto at = values_.find(key);
     if (at == values_.end() || at->is_null()) return otherwise;
@@ -155,7 +190,51 @@ DecoderShape llama_of(const Config& config, const std::string& name) {
           .has_feed_forward_bias = config.flag_or("mlp_bias", false)};
 }
 
+bool is_mixture(const std::string& name) {
+  return name == "mixtral" || name == "qwen2_moe" || name == "qwen3_moe";
+}
+
+// The layers that are a mixture of experts, as transformers' classes read the same file.
+DecoderShape mixture_of(const Config& config, const std::string& name) {
+  DecoderShape shape = llama_of(config, name);
+  const bool is_mixtral = name == "mixtral";
+  ExpertShape experts{
+      .count = config.number(config.has("num_local_experts") ? "num_local_experts" : "num_experts"),
+      .active = config.number("num_experts_per_tok"),
+      .feed_forward = is_mixtral ? shape.feed_forward : config.number("moe_intermediate_size")};
+  if (!is_mixtral) {
+    experts.normalises = config.flag_or("norm_topk_prob", false);
+    experts.sparse_step = config.number_or("decoder_sparse_step", 1);
+    experts.dense_layers = config.numbers("mlp_only_layers");
+  }
+  if (name == "qwen2_moe") {
+    experts.shared = config.number("shared_expert_intermediate_size");
+    shape.has_query_bias = config.flag_or("qkv_bias", true);
+    shape.has_output_bias = false;
+  }
+  shape.has_head_norms = name == "qwen3_moe";
+  shape.experts = experts;
+  return shape;
+}
+
+// What takes experts of other kinds would be planned without them.
+void refuse_experts(const Config& config) {
+  for (const char* key : {"num_local_experts", "num_experts", "n_routed_experts"}) {
+    if (!config.has(key)) continue;
+    refuse(config.path() + ": \"" + key +
+           "\": experts are known of mixtral, qwen2_moe and qwen3_moe; describe another model's by "
+           "--model llama:...,experts=E,active=K,expert_ffn=WIDTH");
+  }
+}
+
 }  // namespace
+
+bool DecoderShape::is_sparse(int64_t layer) const {
+  if (!experts) return false;
+  const std::vector<int64_t>& dense = experts->dense_layers;
+  return (layer + 1) % experts->sparse_step == 0 &&
+         std::find(dense.begin(), dense.end(), layer) == dense.end();
+}
 
 DecoderShape read_shape(const std::string& text) {
   const std::string family = text.substr(0, text.find(':'));
@@ -186,12 +265,25 @@ DecoderShape read_shape(const std::string& text) {
   shape.vocabulary = take("vocabulary", is_gpt ? 50257 : 32000);
   shape.positions = is_gpt ? take("positions", 0) : 0;
   shape.is_head_tied = take("tied", is_gpt ? 1 : 0) != 0;
+  if (const int64_t count = take("experts", 0); count != 0) {
+    ExpertShape experts{.count = count, .active = take("active", 2)};
+    experts.feed_forward = take("expert_ffn", 0);
+    if (experts.feed_forward == 0) {
+      if (experts.active < 1 || shape.feed_forward % experts.active != 0) {
+        refuse(who + ": " + std::to_string(experts.active) + " active experts do not divide ffn=" +
+               std::to_string(shape.feed_forward) + "; say an expert's features by expert_ffn");
+      }
+      experts.feed_forward = shape.feed_forward / experts.active;
+    }
+    shape.experts = experts;
+  }
   if (is_gpt && shape.key_heads != shape.heads) {
     refuse(who + ": key_heads: every head of a GPT has keys of its own; leave it out");
   }
   if (!pairs.empty()) {
     refuse(who + ": unknown key " + pairs.begin()->first +
-           "; known are d, layers, heads, key_heads, ffn, vocabulary, tied and, of gpt, positions");
+           "; known are d, layers, heads, key_heads, ffn, vocabulary, tied, of gpt positions, and "
+           "experts, with active and expert_ffn");
   }
   return checked(who, shape);
 }
@@ -206,12 +298,15 @@ DecoderShape read_config(const std::string& path) {
   const std::string name =
       type != values.end() && type->is_string() ? type->get<std::string>() : "";
   const Config config(path, values);
+  if (is_mixture(name)) return checked(path, mixture_of(config, name));
+  refuse_experts(config);
   if (name == "gpt2") return checked(path, gpt2_of(config));
   if (name == "llama" || name == "mistral" || name == "qwen2") {
     return checked(path, llama_of(config, name));
   }
   refuse(path + ": \"model_type\" is " + (name.empty() ? "missing" : "\"" + name + "\"") +
-         ", but gpt2, llama, mistral and qwen2 are known; describe another one's size by --model");
+         ", but gpt2, llama, mistral, qwen2, mixtral, qwen2_moe and qwen3_moe are known; describe "
+         "another one's size by --model");
 }
 
 }  // namespace zeropage::tools

@@ -57,6 +57,7 @@ json to_json(const Plan& plan) {
                   {{"ranks", plan.world.ranks},
                    {"ranks_per_host", plan.world.ranks_per_host},
                    {"context", plan.world.context},
+                   {"expert", plan.world.expert},
                    {"device_memory_bytes", plan.world.device_memory_bytes},
                    {"host_memory_bytes", plan.world.host_memory_bytes},
                    {"nvme_bytes", plan.world.nvme_bytes},

@@ -101,10 +101,11 @@ void add_flags(CLI::App& app, Request& request) {
   auto* const what = app.add_option_group("What is trained (one of them)");
   what->add_option("--model", request.model,
                    "gpt:d=WIDTH,layers=N,heads=N or llama:...; besides key_heads, ffn, vocabulary, "
-                   "tied (0 or 1), positions (of gpt)")
+                   "tied (0 or 1), positions (of gpt), and experts, active, expert_ffn")
       ->type_name("SHAPE");
   what->add_option("--config", request.config,
-                   "A Hugging Face config.json of GPT-2, Llama, Mistral or Qwen2")
+                   "A Hugging Face config.json of GPT-2, Llama, Mistral, Qwen2, Mixtral, Qwen2-MoE "
+                   "or Qwen3-MoE")
       ->type_name("FILE");
   what->add_option("--parameters", request.parameters,
                    "Number of parameters, such as 7.5B: plans parameters, gradients and states, no "
@@ -146,6 +147,10 @@ void add_flags(CLI::App& app, Request& request) {
          "How attention runs over their tokens [ring]")
       ->check(CLI::IsMember({"ring", "ulysses"}))
       ->type_name("FORM");
+  app.add_option("--expert-parallel", request.world.expert,
+                 "Ranks that have some of each layer's experts, to which tokens travel")
+      ->check(CLI::Range(1, comm::kMostSimulatedRanks))
+      ->capture_default_str();
   add_bytes(app, "--device-memory", request.world.device_memory_bytes,
             "Memory of a rank's device that LibTorch may use: 80GiB or 80GB [no limit]");
   app.add_option_function<std::string>(
@@ -254,6 +259,35 @@ void check_context(const Request& request, const DecoderShape& shape) {
   }
 }
 
+void check_experts(const Request& request, const DecoderShape& shape) {
+  if (request.tiles.mlp && shape.experts) {
+    throw std::invalid_argument(
+        "--tiled-mlp: the model has experts, whose loss of balance is of all tokens at once; leave "
+        "it out");
+  }
+  const int ranks = request.world.expert;
+  if (ranks == 1) return;
+  const std::string who = "--expert-parallel " + std::to_string(ranks) + ": ";
+  if (!shape.experts) {
+    throw std::invalid_argument(
+        who + "the model has no experts; add experts=E,active=K to --model, " + "or leave it out");
+  }
+  if (shape.experts->count % ranks != 0) {
+    throw std::invalid_argument(who + "does not divide the " +
+                                std::to_string(shape.experts->count) + " experts of a layer");
+  }
+  const int with_other_samples = request.world.ranks / request.world.context;
+  if (with_other_samples % ranks != 0) {
+    throw std::invalid_argument(who + "does not divide the " + std::to_string(with_other_samples) +
+                                " ranks of --world that have other samples; use a divisor");
+  }
+  const std::string& optimizer = request.optimizer;
+  if (optimizer == "muon" || optimizer == "lamb" || optimizer == "adafactor") {
+    throw std::invalid_argument(who + "--optimizer " + optimizer +
+                                " wants whole tensors, and ranks have some of the experts");
+  }
+}
+
 // The sequence, and its plan.
 using PlannedSequence = std::pair<int64_t, Plan>;
 
@@ -303,12 +337,17 @@ PlannedSequence plan_of(const Request& request) {
           "--context, --longest-sequence, --tiled-mlp, --tiled-loss: of --parameters no sample is "
           "known; use --model");
     }
+    if (request.world.expert > 1) {
+      throw std::invalid_argument(
+          "--expert-parallel: of --parameters no experts are known; use --model");
+    }
     return {0, plan_states(read_count(request.parameters), states_of(request.optimizer),
                            request.world, request.options)};
   }
   const DecoderShape shape =
       request.model.empty() ? read_config(request.config) : read_shape(request.model);
   check_context(request, shape);
+  check_experts(request, shape);
   if (request.seeks_longest_sequence) {
     if (request.sequence != 0 || request.world.device_memory_bytes == 0) {
       throw std::invalid_argument(
@@ -334,6 +373,10 @@ std::string words_of_sequence(const Request& request, const PlannedSequence& pla
     words += "each sample of " + std::to_string(planned.first) + " tokens is on " +
              std::to_string(request.world.context) + " ranks, " +
              std::to_string(planned.first / request.world.context) + " a rank\n";
+  }
+  if (request.world.expert > 1) {
+    words += "the experts of a layer are on " + std::to_string(request.world.expert) +
+             " ranks, to which tokens travel, as many to each\n";
   }
   return words;
 }

@@ -15,7 +15,7 @@ enum class Within : uint8_t {
   kRegions,  // checkpointed regions, which repeat themselves, and the same operators between them on all ranks
 };
 
-// As touch_all() (zeropage/touch_all.h), which says what it costs and throws. who: for errors.
+// What touch_all() does (zeropage/touch_all.h), which says what it costs and throws. who: for errors.
 at::Tensor run_among_pages(const char* who, const torch::nn::Module& modules,
                            const at::Tensor& input,
                            const std::function<at::Tensor(const at::Tensor&)>& run, Within within);

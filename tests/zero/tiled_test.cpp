@@ -258,7 +258,7 @@ TEST_P(TiledAtStagesTest, UnderARecomputeTrainsAsAtOnce) {
 
 INSTANTIATE_TEST_SUITE_P(Stages, TiledAtStagesTest, ::testing::Values(0, 1, 2, 3));
 
-// Of three layers there is room for not quite two.
+// There is room for not quite two of the three layers.
 TEST(TiledOverRanksTest, GathersOfTheNextLayerAreBegunAheadWhereThereIsRoom) {
   const Trained run = trained(
       3, 3, [](int rank) { return 4 + 9 * rank; }, 56_KiB);

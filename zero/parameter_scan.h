@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <c10/core/TensorImpl.h>
+
 #include "optim/parallel.h"
 
 namespace zeropage::zero {
@@ -30,6 +32,21 @@ inline constexpr size_t kParametersAhead = 16;
 template <typename Ahead>
 void look_ahead(size_t i, size_t count, const Ahead& ahead) {
   if (i + kParametersAhead < count) __builtin_prefetch(ahead(i + kParametersAhead));
+}
+
+// Calls ask(i + hops * kParametersAhead), where a scan of [0, count) is at i. What is so many pointers away is asked for in as
+// many calls: one with more hops asks for a pointer, and one with fewer, which runs later, for what it points to.
+template <typename Ask>
+void ask_ahead(size_t i, size_t count, size_t hops, const Ask& ask) {
+  if (i + hops * kParametersAhead < count) ask(i + hops * kParametersAhead);
+}
+
+// Asks for all of a tensor's description, which takes several lines of the cache.
+inline void ask_for(const c10::TensorImpl* tensor) {
+  constexpr size_t kLineBytes = 64;
+  for (size_t at = 0; at < sizeof(c10::TensorImpl); at += kLineBytes) {
+    __builtin_prefetch(reinterpret_cast<const char*>(tensor) + at);
+  }
 }
 
 // The least i in [0, count) for which holds(i), which is called on any thread; count where there is none.

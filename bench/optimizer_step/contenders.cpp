@@ -1,6 +1,7 @@
 #include "bench/optimizer_step/contenders.h"
 
 #include <algorithm>
+#include <benchmark/benchmark.h>
 
 #include <ATen/Parallel.h>
 #include <torch/nn/module.h>
@@ -143,7 +144,11 @@ class Training {
   Training(const at::Device& device, int64_t count)
       : model_(module_on(device, count),
                zeropage::comm::World::from_environment(world_options(device)), {}),
-        optimizer_(model_, options()) {}
+        optimizer_(model_, options()) {
+    for (const at::Tensor& parameter : model_.module()->parameters()) {
+      impls_.push_back(parameter.unsafeGetTensorImpl());
+    }
+  }
   // It takes far longer than their step, and without it a step would reduce gradients first.
   void backward() {
     optimizer_.zero_grad();
@@ -151,6 +156,14 @@ class Training {
     model_().backward();
   }
   void step() { optimizer_.step(); }
+  // What a look at each parameter costs at least, behind the same backward: the address of its first element and its version.
+  uint64_t read_each() const {
+    uint64_t sum = 0;
+    for (const c10::TensorImpl* const impl : impls_) {
+      sum += reinterpret_cast<uintptr_t>(impl->data()) + impl->version_counter().current_version();
+    }
+    return sum;
+  }
 
  private:
   static zeropage::comm::WorldOptions world_options(const at::Device& device) {
@@ -166,6 +179,7 @@ class Training {
 
   zeropage::DistributedDataParallel<ManyParameters> model_;
   zeropage::Optimizer<torch::optim::AdamW> optimizer_;
+  std::vector<const c10::TensorImpl*> impls_;
 };
 
 }  // namespace
@@ -236,9 +250,16 @@ Group list_group(const c10::Device& device, int64_t count) {
                   }
                 }},
                {"at::_fused_adamw_", [=] { libtorchs_step(lists); }},
-               {"zeropage::Optimizer", [=] { training->step(); }, [=] { training->backward(); }}},
-          .bytes = std::vector<int64_t>(6, kStepBytes),
+               {"zeropage::Optimizer", [=] { training->step(); }, [=] { training->backward(); }},
+               {"flat, behind a backward", [=] { fused_step(options(), kStepNumber, flat); },
+                [=] { training->backward(); }},
+               {"a look at each tensor", [=] { benchmark::DoNotOptimize(training->read_each()); },
+                [=] { training->backward(); }}},
+          // The last reads none of the elements.
+          .bytes = {kStepBytes, kStepBytes, kStepBytes, kStepBytes, kStepBytes, kStepBytes,
+                    kStepBytes, 0},
           .ratios = {{"zeropage::Optimizer / one flat stretch", 0, 5, 0.90},
+                     {"zeropage::Optimizer / one flat stretch, each behind a backward", 6, 5},
                      {"zeropage::Optimizer / at::_fused_adamw_ of lists", 4, 5},
                      {"a list of stretches / one flat stretch", 0, 1},
                      {"a list, prepared / one flat stretch", 0, 2},

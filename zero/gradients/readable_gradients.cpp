@@ -74,6 +74,7 @@ ReadableGradients::ReadableGradients(std::shared_ptr<ParameterPages> pages,
       source_(new CheckedSource(std::move(source), *pages_, memory)),
       pager_(make_pager(std::unique_ptr<paging::PageSource>(source_), on_use_, before_use_)),
       gradients_(pages_->parameters().size()),
+      places_(gradients_.size()),
       pager_index_(pages_->layouts().size()) {}
 
 ReadableGradients::~ReadableGradients() {
@@ -92,6 +93,7 @@ void ReadableGradients::add_page(size_t page, int64_t bytes, at::ScalarType dtyp
   for (const size_t index : pages_->parameters().of_page(page)) {
     const PlacedParameter& placed = pages_->parameters()[index];
     gradients_[index] = make_sharded_like(placed, dtype);
+    places_.set(index, gradients_[index]);
     page_storages.push_back({gradients_[index].storage(),
                              placed.range.begin * static_cast<int64_t>(c10::elementSize(dtype))});
   }
@@ -100,8 +102,9 @@ void ReadableGradients::add_page(size_t page, int64_t bytes, at::ScalarType dtyp
 }
 
 bool ReadableGradients::is(size_t parameter, const at::Tensor& gradient) const {
-  if (!gradient.defined() || !same_elements(gradient, gradients_[parameter])) return false;
-  const GradientMemory* const memory = memory_.memory(pages_->parameters()[parameter].page);
+  if (!gradient.defined()) return false;
+  if (!gradient.is_same(gradients_[parameter]) && !places_.has(parameter, gradient)) return false;
+  const GradientMemory* const memory = memory_.memory(pages_->parameters().page(parameter));
   return memory == nullptr || memory->is_kept_by(gradient);
 }
 

@@ -21,6 +21,7 @@
 #include "paging/pins.h"
 #include "zero/gradients/gradient_buckets.h"
 #include "zero/gradients/gradient_memory.h"
+#include "zero/pages/element_places.h"
 #include "zero/pages/parameter_pages.h"
 
 namespace zeropage::zero {
@@ -78,6 +79,7 @@ class ReadableGradients final : public ReducedGradients {
   BeforeUse on_use_;
   const std::shared_ptr<paging::Pager> pager_;
   std::vector<at::Tensor> gradients_;               // by parameter; keep nothing
+  ElementPlaces places_;                            // of them
   std::vector<std::optional<size_t>> pager_index_;  // by page
 };
 

@@ -2,7 +2,6 @@
 
 #include <torch/csrc/autograd/grad_mode.h>
 
-#include "zero/parameter_scan.h"
 #include "zeropage/check.h"
 
 namespace zeropage::zero {
@@ -15,37 +14,39 @@ std::vector<size_t> StepGradients::parameters() const {
   return parameters;
 }
 
-std::vector<uint8_t> StepGradients::presence() const {
-  const TrainingParameters& training = reducer_->training();
-  std::vector<uint8_t> presence(training.size());
-  const std::vector<size_t>& all = training.all();
-  for_each_in_parallel(all.size(), [&](size_t i) {
-    presence[all[i]] = static_cast<uint8_t>(training.gradient(all[i]).defined());
-  });
-  return presence;
-}
-
-void StepGradients::prepare() {
+StepPart StepGradients::part_of_step() const {
   const StepPart part = reducer_->plan().part;
   ZP_CHECK(
       part != StepPart::kNone,
       "step() in the middle of an accumulation, whose gradients are sums so far: run the other "
       "micro-batches and call accumulator.step(optimizer), or accumulator.abandon()");
-  // The first of several optimizers has begun a cycle, and may have multiplied its gradients.
-  if (part == StepPart::kOver) return;
+  return part;
+}
+
+// Where part_of_step() is kOver, the first of several optimizers has begun a cycle, and may have multiplied its gradients.
+void StepGradients::prepare() {
+  if (part_of_step() == StepPart::kOver) return;
   reducer_->reduce();
+  look_.at_gradients();
+  take_over_others();
+}
+
+void StepGradients::prepare_seen() {
+  bool is_as_seen = look_.is_of_all_that_train();
+  const bool is_over = part_of_step() == StepPart::kOver;
+  if (!is_over) {
+    is_as_seen = is_as_seen && reducer_->is_reduced();
+    reducer_->reduce();
+  }
+  if (!is_as_seen) look_.at_gradients();
+  if (!is_over) take_over_others();
+}
+
+void StepGradients::take_over_others() {
   const torch::NoGradGuard no_grad;
   GradientBuckets& buckets = reducer_->buckets();
   bool any_by_hand = false;
-  const std::vector<size_t>& all = reducer_->training().all();
-  const auto is_set_by_script = [&](size_t i) {
-    const at::Tensor& gradient = reducer_->training().gradient(all[i]);
-    return gradient.defined() && !buckets.reduced().is(all[i], gradient);
-  };
-  // There is seldom one.
-  for (size_t i = first_in_parallel(all.size(), is_set_by_script); i < all.size(); ++i) {
-    if (!is_set_by_script(i)) continue;
-    const size_t index = all[i];
+  for (const size_t index : look_.others()) {
     at::Tensor& gradient = reducer_->training().gradient(index);
     ZP_CHECK(!reducer_->on_reduced(), "parameter \"", reducer_->training().name(index),
              "\": p.grad() was replaced after backward, which has made the step with it already "
@@ -60,6 +61,7 @@ void StepGradients::prepare() {
   if (any_by_hand) {
     reducer_->begin_cycle();
     reducer_->reduce();
+    look_.at_gradients();
   }
   take_over_writes(*reducer_);
 }

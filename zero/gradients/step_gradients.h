@@ -13,14 +13,26 @@
 #include "paging/pins.h"
 #include "zero/gradients/backward.h"
 #include "zero/gradients/gradient_looks.h"
+#include "zero/gradients/step_look.h"
 #include "zeropage/detail/pending.h"
 
 namespace zeropage::zero {
 
 class StepGradients {
  public:
-  explicit StepGradients(std::shared_ptr<GradientReducer> reducer)
-      : reducer_(std::move(reducer)), mean_(reducer_), hand_set_(reducer_) {}
+  StepGradients(std::shared_ptr<GradientReducer> reducer,
+                std::shared_ptr<const ModulePlacement> in_place)
+      : reducer_(std::move(reducer)),
+        look_(reducer_, std::move(in_place)),
+        mean_(reducer_),
+        hand_set_(reducer_) {}
+
+  // At the beginning of a step: looks at all parameters, and throws if one no longer lives in its page. who: "step()".
+  void look(const char* who) { look_.at_all(who); }
+  // prepare(), of what look() saw. REQUIRES: no script has run since.
+  void prepare_seen();
+  // has(), as prepare_seen() left it.
+  bool saw(size_t parameter) const { return look_.seen(parameter) != SeenGradient::kNone; }
 
   // Makes the gradients ready for a step: reduces them if no backward since the last step did, and takes
   // over what was written to p.grad() since. Collective. Throws in the middle of an accumulation.
@@ -45,8 +57,6 @@ class StepGradients {
   }
   // Those that have one, ascending.
   std::vector<size_t> parameters() const;
-  // Whether each parameter has one.
-  std::vector<uint8_t> presence() const;
 
   // The gradient of what this rank owns of a page that trains; undefined where none of its parameters has one. It
   // may be other memory in each step. [owned numel]
@@ -71,8 +81,11 @@ class StepGradients {
 
  private:
   void prepare_mean();
+  StepPart part_of_step() const;
+  void take_over_others();
 
   const std::shared_ptr<GradientReducer> reducer_;
+  StepLook look_;
   OfferedMean mean_;
   HandSetGradients hand_set_;
   bool have_optimizer_ = false;

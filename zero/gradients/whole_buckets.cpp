@@ -147,8 +147,9 @@ const PlacedParameter& ReplicatedBuckets::Slots::placed(size_t parameter) const 
 }
 
 bool ReplicatedBuckets::Slots::is(size_t parameter, const at::Tensor& gradient) const {
-  return gradients_.bucket(placed(parameter).page).has(gradient) &&
-         is_slot(gradient, placed(parameter));
+  const PlacedParameters& parameters = gradients_.pages().parameters();
+  return gradients_.bucket(parameters.page(parameter)).has(gradient) &&
+         is_slot(gradient, parameters, parameter);
 }
 
 at::Tensor ReplicatedBuckets::Slots::of(size_t parameter) {

@@ -56,8 +56,11 @@ void ModulePlacement::check(const char* who) const {
     look_ahead(index, places_.size(), [&](size_t other) { return places_[other].storage; });
     return !has(index);
   });
-  if (elsewhere == in_place_.size()) return;
-  ZP_THROW(who, ": parameter \"", pages_->parameters()[elsewhere].parameter.name(),
+  if (elsewhere != in_place_.size()) throw_elsewhere(elsewhere, who);
+}
+
+void ModulePlacement::throw_elsewhere(size_t parameter, const char* who) const {
+  ZP_THROW(who, ": parameter \"", pages_->parameters()[parameter].parameter.name(),
            "\" no longer lives in its page: torch::load(), ->to() or set_data() replaced its "
            "memory after the module was wrapped; load under zeropage::GatheredParameters(model, "
            "Modified::on_every_rank()), or change the module before wrapping it. Where nothing "

@@ -21,14 +21,19 @@ class ModulePlacement {
   ModulePlacement(std::shared_ptr<const ParameterPages> pages,
                   const std::shared_ptr<const PageMemory>& memory);
 
+  const PlacedParameters& parameters() const { return pages_->parameters(); }
   // Throws if a parameter no longer lives in its page. who: "step()".
   void check(const char* who) const;
+  // The same in a pass of the caller's: whether one still lives there, and check()'s error.
+  bool has(size_t parameter) const;
+  [[noreturn]] void throw_elsewhere(size_t parameter, const char* who) const;
+  // What has() looks at behind the parameter's tensor, for a scan that asks for it ahead.
+  const c10::StorageImpl* storage(size_t parameter) const { return places_[parameter].storage; }
   // Parameters of these pages that were given other memory take its values and live in their page
   // again. REQUIRES: sharded ones are pinned. Returns what is wrong with one that could not, or "".
   std::string put_back(const std::vector<size_t>& pages) const;
 
  private:
-  bool has(size_t parameter) const;
   void put_back(size_t parameter, std::string& wrong) const;
 
   const std::shared_ptr<const ParameterPages> pages_;

@@ -1,5 +1,6 @@
 #include "zero/pages/page_writes.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "zero/parameter_scan.h"
@@ -28,13 +29,33 @@ void PageWrites::bump_version(size_t parameter, By by) const {
   if (by == By::kUs) user_writes_->note_own(parameter);
 }
 
-void PageWrites::begin_update() {
+void PageWrites::begin_update(const std::function<bool(size_t)>& updates) {
   paging_->release_all("step()");
   const auto& page_offload = pages_->page_offload();
   const bool made_in_backward =
       page_offload && page_offload->options().step == StepWhen::kInBackward;
-  if (made_in_backward) return check_unwritten_since_backward();
-  masters_->take_over_writes_in_tiers();
+  if (made_in_backward) {
+    check_unwritten_since_backward();
+  } else {
+    masters_->take_over_writes_in_tiers();
+  }
+  // The update goes through the pages, behind autograd's back. A version is raised atomically, which waits for what the thread
+  // has stored before: so nothing is stored between those of 64 parameters.
+  constexpr size_t kTogether = 64;
+  for_each_in_parallel(versions_.size(), [&](size_t first) {
+    if (first % kTogether != 0) return;
+    const size_t end = std::min(first + kTogether, versions_.size());
+    uint64_t updated = 0;
+    for (size_t index = first; index < end; ++index) {
+      updated |= static_cast<uint64_t>(updates(index)) << (index - first);
+    }
+    for (size_t index = first; index < end; ++index) {
+      if ((updated >> (index - first) & 1) != 0) pages_->parameters().impl(index).bump_version();
+    }
+    for (size_t index = first; index < end; ++index) {
+      if ((updated >> (index - first) & 1) != 0) user_writes_->note_own(index);
+    }
+  });
 }
 
 void PageWrites::begin_update_in_backward(size_t page,
@@ -65,13 +86,9 @@ bool PageWrites::is_any_in_update() const {
                      [](int64_t version) { return version != 0; });
 }
 
-// The update went through the pages, behind autograd's back.
-void PageWrites::end_update(const std::vector<uint8_t>& updated) {
+void PageWrites::end_update() {
   paging_->end_step();
-  for_each_in_parallel(versions_.size(), [&](size_t index) {
-    if (updated[index] != 0) bump_version(index, By::kUs);
-    versions_[index] = 0;
-  });
+  std::fill(versions_.begin(), versions_.end(), 0);
   masters_->end_update();
 }
 

@@ -33,13 +33,13 @@ class PageWrites {
 
   // From here on no sharded page is resident, and what was written to parameters is in a copy of them
   // in another tier; master weights beside them follow it in the update (OwnedPart::adopts_copy).
-  // Throws if a page is in use.
-  void begin_update();
+  // Throws if a page is in use. updates: of a parameter. A backward over a graph from before is refused from here on: versions
+  // are raised right behind the step's look at the tensors, which the update puts out of the cache.
+  void begin_update(const std::function<bool(size_t)>& updates);
   // The same for one page, before its update in the middle of a backward. has_gradient: of its
   // parameters.
   void begin_update_in_backward(size_t page, const std::function<bool(size_t)>& has_gradient);
-  // updated: by parameter. A backward over a graph from before is refused from here on.
-  void end_update(const std::vector<uint8_t>& updated);
+  void end_update();
   // Instead of both, where a step changes nothing: ends its pass.
   void skip_update();
   // Whether a backward has begun the parameter's update, and no step has ended it.

@@ -21,6 +21,12 @@ bool is_slot(const at::Tensor& tensor, const PlacedParameter& placed) {
          tensor.strides() == parameter.strides();
 }
 
+bool is_slot(const at::Tensor& tensor, const PlacedParameters& parameters, size_t parameter) {
+  const c10::TensorImpl& impl = parameters.impl(parameter);
+  return tensor.storage_offset() == parameters.offset(parameter) &&
+         tensor.sizes() == impl.sizes() && tensor.strides() == impl.strides();
+}
+
 bool same_elements(const at::Tensor& left, const at::Tensor& right) {
   if (left.is_same(right)) return true;
   return left.has_storage() && right.has_storage() && left.is_alias_of(right) &&

@@ -38,6 +38,7 @@ struct PlacedStorage {
 at::Tensor slot_in(const at::Tensor& flat, const PlacedParameter& placed);
 // Whether a tensor in such a buffer is that place.
 bool is_slot(const at::Tensor& tensor, const PlacedParameter& placed);
+bool is_slot(const at::Tensor& tensor, const PlacedParameters& parameters, size_t parameter);
 
 class ParameterPages;
 

@@ -8,9 +8,10 @@ PlacedParameters::PlacedParameters(std::vector<PlacedParameter> parameters, size
     : parameters_(std::move(parameters)), of_pages_(pages) {
   index_.reserve(parameters_.size());
   for (size_t index = 0; index < parameters_.size(); ++index) {
-    impls_.push_back(parameters_[index].parameter.tensor.unsafeGetTensorImpl());
-    of_pages_[parameters_[index].page].push_back(index);
-    index_.emplace(impls_.back(), index);
+    const PlacedParameter& placed = parameters_[index];
+    spots_.push_back({placed.parameter.tensor.unsafeGetTensorImpl(), placed.page, placed.offset});
+    of_pages_[placed.page].push_back(index);
+    index_.emplace(spots_.back().impl, index);
   }
 }
 

@@ -36,9 +36,11 @@ class PlacedParameters {
   auto begin() const { return parameters_.begin(); }
   auto end() const { return parameters_.end(); }
 
-  // The parameter's tensor, without its name and place: what is done to each of many small ones in every step reads no
-  // more than it needs.
-  c10::TensorImpl& impl(size_t index) const { return *impls_[index]; }
+  // The parameter's tensor, and the page and offset of its first element, in a row for all parameters: what is done to each
+  // of many small ones in every step reads no more than it needs.
+  c10::TensorImpl& impl(size_t index) const { return *spots_[index].impl; }
+  size_t page(size_t index) const { return spots_[index].page; }
+  int64_t offset(size_t index) const { return spots_[index].offset; }
 
   // Indices of the page's, ascending.
   const std::vector<size_t>& of_page(size_t page) const { return of_pages_[page]; }
@@ -47,7 +49,12 @@ class PlacedParameters {
 
  private:
   std::vector<PlacedParameter> parameters_;
-  std::vector<c10::TensorImpl*> impls_;  // of them
+  struct Spot {
+    c10::TensorImpl* impl = nullptr;
+    size_t page = 0;
+    int64_t offset = 0;
+  };
+  std::vector<Spot> spots_;  // of them
   std::vector<std::vector<size_t>> of_pages_;
   std::unordered_map<const at::TensorImpl*, size_t> index_;
 };

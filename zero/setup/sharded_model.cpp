@@ -192,7 +192,7 @@ ShardedModel shard(std::vector<NamedParameter> parameters, const comm::World& wo
   auto agreement = std::make_shared<RankAgreement>(parts.pages, parts.writes);
   auto reducer = std::make_shared<GradientReducer>(
       parts, make_gradient_buckets(options, parts.pages), agreement, unfrozen);
-  auto gradients = std::make_shared<StepGradients>(reducer);
+  auto gradients = std::make_shared<StepGradients>(reducer, parts.in_place);
   auto sums = std::make_shared<NormSummer>(parts.pages, gradients, agreement);
   return {std::move(parts),   std::move(agreement),
           std::move(reducer), std::move(gradients),

@@ -180,20 +180,25 @@ void ShardedUpdates::step() {
   check_whole("step()");
   resolve_verdict();
   parameters_.memory->check_stream("step()");
-  parameters_.in_place->check("step()");
+  StepGradients& gradients = *parameters_.gradients;
+  gradients.look("step()");
   settle_unfrozen(*parameters_.reducer);
   groups_.check_unedited();
   witness_.check("step()");
   // Here too: add_param_group() is not virtual, so a base reference may have added groups.
   updates_->adopt(made_);
   pipeline_->adopt();
-  parameters_.gradients->prepare();
-  std::vector<uint8_t> has_gradient = parameters_.gradients->presence();
+  gradients.prepare_seen();
+  const HasGradient has_gradient = [&gradients](size_t parameter) {
+    return gradients.saw(parameter);
+  };
   agreement_.begin_step();
-  parameters_.writes->begin_update();
+  parameters_.writes->begin_update([this, &gradients](size_t parameter) {
+    return gradients.saw(parameter) && groups_.contain(parameter);
+  });
   try {
     pipeline_->run(has_gradient, factors_);
-    end_step(std::move(has_gradient));
+    end_step();
   } catch (const std::exception& error) {
     error_ = memory::message_of(error);
     throw;
@@ -209,13 +214,10 @@ void ShardedUpdates::step_with(const optim::GradientFactors& factors,
   pending_report_ = std::move(report);
 }
 
-void ShardedUpdates::end_step(std::vector<uint8_t> updated) {
-  for (size_t index = 0; index < updated.size(); ++index) {
-    if (!groups_.contain(index)) updated[index] = 0;
-  }
+void ShardedUpdates::end_step() {
   ++made_;
   witness_.enter();
-  parameters_.writes->end_update(updated);
+  parameters_.writes->end_update();
   parameters_.gradients->end_step();
   last_step_.synchronize();
   last_step_ = device::Stream::current(parameters_.pages->world().communicator().device()).record();

@@ -88,8 +88,7 @@ class ShardedUpdates {
   void note_facts() const;
   void check_whole(const char* who) const;
   void begin_visit();
-  // updated: by parameter, whether it has a gradient.
-  void end_step(std::vector<uint8_t> updated);
+  void end_step();
   void resolve_verdict();
 
   const ShardedModel parameters_;

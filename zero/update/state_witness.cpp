@@ -16,6 +16,7 @@
 
 #include "operators/tensor_mark.h"
 #include "zero/parameter_scan.h"
+#include "zero/update/entry_row.h"
 #include "zeropage/check.h"
 #include "zeropage/lion.h"
 
@@ -43,6 +44,15 @@ class RefusesAll final : public operators::TensorMark {
 // What reads as no count of steps.
 constexpr int64_t kNoSteps = -1;
 
+// An entry in a row of them. Whoever has it deletes it as any other.
+template <typename State>
+class EntryInRow final : public State {
+ public:
+  static void* operator new(size_t /*bytes*/, EntryRow& row) { return row.take(); }
+  static void operator delete(void* entry, EntryRow& /*row*/) { EntryRow::give_back(entry); }
+  static void operator delete(void* entry) { EntryRow::give_back(entry); }
+};
+
 // The entries of one class. visit: calls its argument with each tensor of an entry; steps: whether it counts them.
 template <typename State>
 struct Entries {
@@ -56,14 +66,14 @@ struct Entries {
     if constexpr (requires { state.square_avg(); }) visit(state.square_avg());
     if constexpr (requires { state.grad_avg(); }) visit(state.grad_avg());
   }
-  static std::unique_ptr<OptimizerParamState> make(const at::Tensor& refusing) {
-    auto state = std::make_unique<State>();
+  static std::unique_ptr<OptimizerParamState> make(const at::Tensor& refusing, EntryRow& row) {
+    std::unique_ptr<State> state(new (row) EntryInRow<State>());
     visit(*state, [&](at::Tensor& tensor) { tensor = refusing; });
     if constexpr (requires { state->step(); }) state->step(kNoSteps);
     return state;
   }
   static bool is_untouched(OptimizerParamState& entry, const at::Tensor& refusing) {
-    if (typeid(entry) != typeid(State)) return false;
+    if (typeid(entry) != typeid(EntryInRow<State>)) return false;
     auto& state = static_cast<State&>(entry);
     bool is_same = true;
     visit(state, [&](at::Tensor& tensor) { is_same = is_same && tensor.is_same(refusing); });
@@ -74,13 +84,14 @@ struct Entries {
 
 struct Class {
   const char* name;
-  std::unique_ptr<OptimizerParamState> (*make)(const at::Tensor& refusing);
+  size_t entry_bytes;
+  std::unique_ptr<OptimizerParamState> (*make)(const at::Tensor& refusing, EntryRow& row);
   bool (*is_untouched)(OptimizerParamState& entry, const at::Tensor& refusing);
 };
 
 template <typename State>
 constexpr Class class_of(const char* name) {
-  return {name, &Entries<State>::make, &Entries<State>::is_untouched};
+  return {name, sizeof(EntryInRow<State>), &Entries<State>::make, &Entries<State>::is_untouched};
 }
 
 constexpr std::array kClasses = {
@@ -112,29 +123,48 @@ void StateWitness::enter() {
   if (known == nullptr) return;
   const auto& groups = optimizer_.param_groups();
   for (; groups_ < groups.size(); ++groups_) {
-    for (const at::Tensor& parameter : groups[groups_].params()) {
+    const std::vector<at::Tensor>& parameters = groups[groups_].params();
+    const EntryRow::Handle row = EntryRow::make(parameters.size(), known->entry_bytes);
+    for (const at::Tensor& parameter : parameters) {
       auto& place = optimizer_.state()[parameter.unsafeGetTensorImpl()];
       if (place) continue;
-      place = known->make(refusing_);
+      place = known->make(refusing_, *row);
       sum_ += reinterpret_cast<uintptr_t>(place.get());
     }
   }
 }
 
-void StateWitness::check(const char* who) {
-  uint64_t sum = 0;
-  entries_.clear();
+bool StateWitness::is_as_noted() const {
+  size_t at = 0;
   for (const auto& [parameter, entry] : optimizer_.state()) {
-    sum += reinterpret_cast<uintptr_t>(entry.get());
-    if (entry) entries_.push_back(entry.get());
+    if (at == entries_.size() || entries_[at] != entry.get()) return false;
+    ++at;
   }
+  return at == entries_.size();
+}
+
+void StateWitness::note_entries() {
+  noted_sum_ = 0;
+  entries_.clear();
+  by_address_.clear();
+  for (const auto& [parameter, entry] : optimizer_.state()) {
+    noted_sum_ += reinterpret_cast<uintptr_t>(entry.get());
+    entries_.push_back(entry.get());
+    if (entry) by_address_.push_back(entry.get());
+  }
+  std::sort(by_address_.begin(), by_address_.end());
+}
+
+void StateWitness::check(const char* who) {
+  if (!is_as_noted()) note_entries();
   const Class* const known = find_class(class_name_);
   const auto is_touched = [&](size_t i) {
-    look_ahead(i, entries_.size(), [&](size_t other) { return entries_[other]; });
-    return known != nullptr && !known->is_untouched(*entries_[i], refusing_);
+    look_ahead(i, by_address_.size(), [&](size_t other) { return by_address_[other]; });
+    return known != nullptr && !known->is_untouched(*by_address_[i], refusing_);
   };
   ZP_CHECK(
-      sum == sum_ && first_in_parallel(entries_.size(), is_touched) == entries_.size(), who,
+      noted_sum_ == sum_ && first_in_parallel(by_address_.size(), is_touched) == by_address_.size(),
+      who,
       ": something was put into the optimizer's state(), changed in it or taken out of it, which "
       "changes nothing: ",
       kWhatToDo);

@@ -28,15 +28,21 @@ class StateWitness {
   void check(const char* who);
 
  private:
+  // Whether the map has what note_entries() found there.
+  bool is_as_noted() const;
+  void note_entries();
+
   torch::optim::Optimizer& optimizer_;
   const std::string class_name_;
   at::Tensor refusing_;
   // The sum of the entries' addresses, so that another entry for the same parameter is seen too.
   uint64_t sum_ = 0;
   size_t groups_ = 0;  // that were entered
-  // The map's, while they are looked at; kept, as memory for 10,000 is asked for right behind a backward that has let go of
-  // many small pieces, all of which the allocator sorts then.
-  std::vector<torch::optim::OptimizerParamState*> entries_;
+  // What note_entries() found: the map's entries in its own order, which stays as long as they do; those that are not null by
+  // address, in which order memory brings them soonest; and the sum of their addresses.
+  std::vector<const torch::optim::OptimizerParamState*> entries_;
+  std::vector<torch::optim::OptimizerParamState*> by_address_;
+  uint64_t noted_sum_ = 0;
 };
 
 }  // namespace zeropage::zero

@@ -149,17 +149,14 @@ void StepPipeline::run_in_buckets(const HasGradient& has_gradient,
                 });
 }
 
-void StepPipeline::run(const std::vector<uint8_t>& has_gradient,
+void StepPipeline::run(const HasGradient& has_gradient,
                        const optim::GradientFactors& factors) const {
   const device::NamedRange range("StepPipeline::run");
-  const HasGradient has = [&has_gradient](size_t parameter) {
-    return has_gradient[parameter] != 0;
-  };
   std::vector<comm::Pending> in_flight;
   if (tensors_) {
-    run_in_buckets(has, factors, in_flight);
+    run_in_buckets(has_gradient, factors, in_flight);
   } else {
-    run_at_once(has, factors, in_flight);
+    run_at_once(has_gradient, factors, in_flight);
   }
   const memory::OwnerScope owner("updated parameters");
   for (const comm::Pending& pending : in_flight) pending.wait();

@@ -41,8 +41,7 @@ class StepPipeline {
 
   // Updates what this rank owns, with gradients that are multiplied by the scale, and returns when all
   // whole parameters are new on this rank; sharded ones come when they are used. Collective.
-  // has_gradient: by parameter.
-  void run(const std::vector<uint8_t>& has_gradient, const optim::GradientFactors& factors) const;
+  void run(const HasGradient& has_gradient, const optim::GradientFactors& factors) const;
 
  private:
   using OfPage = PageUpdates::OfPage;

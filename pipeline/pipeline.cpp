@@ -182,7 +182,8 @@ struct Pipeline::Parts {
     if (!walk.sends(action)) return;
     ZP_CHECK(gradient.defined(), kDependsOnNothing);
     const bool discards = is_last(action) && given.weight_of(action) == 0;
-    walk.send(action, discards ? at::zeros_like(gradient) : gradient);
+    // What is no zero is of the losses of other ranks, with whose tokens attention has computed here.
+    walk.send(action, discards ? at::nan_to_num(gradient, 0, 0, 0) : gradient);
   }
 
   void perform(const Action& action, const Given& given) {

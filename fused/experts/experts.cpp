@@ -32,11 +32,6 @@ Tensor drawn(at::IntArrayRef sizes) {
   return torch::nn::init::uniform_(torch::empty(sizes), -bound, bound);
 }
 
-// Whether the forward is repeated by a checkpointed region. Its first run has counted already.
-bool is_repetition() {
-  return torch::autograd::get_current_graph_task_id() >= 0;
-}
-
 void check_sizes(const ExpertsOptions& options) {
   ZP_CHECK(options.d_model >= 1 && options.d_hidden >= 1 && options.experts >= 1, kWho,
            ": expected d_model, d_hidden and experts of 1 or more, got ", options.d_model, ", ",
@@ -71,7 +66,7 @@ void ExpertsImpl::reset() {
   w_down = register_parameter("w_down", drawn({experts, d, hidden}));
   if (options_.balance_bias_rate > 0)
     balance_bias = register_buffer("balance_bias", torch::zeros({options_.experts}));
-  load_ = torch::zeros({options_.experts}, torch::kLong);
+  load_ = Tensor();
   untaken_loss_ = Tensor();
   untaken_ = 0;
 }
@@ -83,7 +78,7 @@ Tensor ExpertsImpl::forward(const Tensor& input) {
   if (is_training() && at::GradMode::is_enabled()) {
     const Tensor loss =
         options_.balance_loss > 0 ? fused::imbalance(routing) * options_.balance_loss : Tensor();
-    if (!is_repetition()) note(routing.load, loss);
+    note(routing.load, loss);
   }
 
   const Tensor copies = fused::copies_of_tokens(tokens.to(dtype), routing.order);
@@ -179,10 +174,17 @@ Tensor ExpertsImpl::scores_of(const Tensor& tokens) const {
 }
 
 void ExpertsImpl::note(const Tensor& load, const Tensor& loss) {
-  if (balance_bias.defined()) {
-    load_ = load_.to(load.device());
-    load_.add_(load);
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (task >= 0) {
+    // The first run has counted already. What is computed in the region from the loss needs its value again, and no graph.
+    if (!loss.defined()) return;
+    const bool goes_on = repeated_.task == task && repeated_.loss.defined();
+    const Tensor value = loss.detach();
+    repeated_ = {task, goes_on ? repeated_.loss.detach() + value : value};
+    repeated_.loss.requires_grad_(loss.requires_grad());
+    return;
   }
+  if (balance_bias.defined()) load_ = load_.defined() ? load_ + load : load;
   if (!loss.defined()) return;
   ZP_CHECK(
       untaken_ < kMostUntaken, kWho, ": ", untaken_,
@@ -193,8 +195,14 @@ void ExpertsImpl::note(const Tensor& load, const Tensor& loss) {
 }
 
 Tensor ExpertsImpl::auxiliary_loss() {
-  const Tensor loss = std::exchange(untaken_loss_, Tensor());
-  untaken_ = 0;
+  const int task = torch::autograd::get_current_graph_task_id();
+  Tensor loss;
+  if (task < 0) {
+    loss = std::exchange(untaken_loss_, Tensor());
+    untaken_ = 0;
+  } else if (std::exchange(repeated_.task, -1) == task) {
+    loss = std::exchange(repeated_.loss, Tensor());
+  }
   if (loss.defined()) return loss;
   return at::zeros({}, router.options().dtype(fused::wide_type(router)).requires_grad(false));
 }
@@ -210,10 +218,11 @@ void ExpertsImpl::update_balance(const comm::World& world) {
            ", which would lose steps of ", options_.balance_bias_rate,
            "; cast parameters by Options::compute_dtype, which leaves buffers as they are");
   const at::NoGradGuard no_grad;
-  const Tensor load = world.sum(load_);
+  const Tensor none = at::zeros({options_.experts}, balance_bias.options().dtype(at::kLong));
+  const Tensor load = world.sum(load_.defined() ? load_ : none);
   const Tensor direction = (load.sum() - load * load.numel()).sign();
   balance_bias.add_(direction.to(balance_bias.options()), options_.balance_bias_rate);
-  load_.zero_();
+  load_ = Tensor();
 }
 
 void ExpertsImpl::pretty_print(std::ostream& stream) const {

@@ -97,7 +97,7 @@ class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl>, public SlicedLayer
   //   loss = loss + model->experts->auxiliary_loss();     // a line of its own: C++ may compute the right side of a + first
   //
   // So it is scaled and averaged as the loss is, over micro-steps and ranks. Several layers: add that of each. Repetitions of
-  // a checkpointed region add nothing; what the region's forward added may be taken within the region or behind it.
+  // a checkpointed region add nothing; what the region's forward added may be taken within that region or behind it.
   // forward() throws where 32 forwards have added losses that nobody has taken, since their graphs stay until then.
   torch::Tensor auxiliary_loss();
 
@@ -125,6 +125,11 @@ class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl>, public SlicedLayer
   torch::Tensor balance_bias;  // [experts], fp32, a buffer; undefined without balance_bias_rate
 
  private:
+  // What a checkpointed region's repetition has added, without its graph.
+  struct Repeated {
+    int task = -1;  // autograd's number of the backward
+    torch::Tensor loss;
+  };
   struct Placed {
     RanksPointer experts;
     comm::World same;
@@ -140,9 +145,10 @@ class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl>, public SlicedLayer
   ExpertsOptions options_;
   std::optional<Placed> placed_;
   torch::Tensor
-      load_;  // [experts], int64: choices since update_balance(), of this rank, so that it is no buffer
+      load_;  // [experts], int64: choices since update_balance(), of this rank, so that it is no buffer; undefined: none
   torch::Tensor untaken_loss_;  // []; undefined where there is none
   int untaken_ = 0;             // forwards in it
+  Repeated repeated_;
 };
 TORCH_MODULE(Experts);
 

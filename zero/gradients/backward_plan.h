@@ -31,7 +31,7 @@ struct BackwardPlan {
   // What the reduction makes of the ranks' gradients: kMean or kSum.
   comm::ReduceOp op = comm::ReduceOp::kMean;
   StepPart part = StepPart::kAll;
-  // It brings no gradients, whatever they are; its collectives take place.
+  // This rank's loss counts nothing, so what is not finite in its gradients is none; its collectives take place.
   bool discards = false;
   // What an update that is made in the backward itself multiplies its gradients by.
   double factor = 1;

@@ -8,6 +8,23 @@
 #include "zeropage/check.h"
 
 namespace zeropage::zero {
+namespace {
+
+// Where this rank's loss has a weight of 0 it brings zeros, or no finite numbers. All else is of the losses of other ranks, whose
+// tokens this rank's experts or attention have computed with. It may wait for the device.
+std::vector<at::Tensor> of_other_losses(const std::vector<at::Tensor>& gradients) {
+  std::vector<at::Tensor> of_others(gradients.size());
+  for (size_t index = 0; index < gradients.size(); ++index) {
+    const at::Tensor& gradient = gradients[index];
+    if (!gradient.defined() || gradient.is_meta() || gradient.layout() != at::kStrided) continue;
+    if (!at::isFloatingType(gradient.scalar_type())) continue;
+    const at::Tensor finite = at::nan_to_num(gradient, 0, 0, 0);
+    if (finite.ne(0).any().item<bool>()) of_others[index] = finite;
+  }
+  return of_others;
+}
+
+}  // namespace
 
 GradientReducer::GradientReducer(const PageParts& parts, std::unique_ptr<GradientBuckets> buckets,
                                  std::shared_ptr<RankAgreement> agreement, Unfrozen unfrozen)
@@ -76,7 +93,7 @@ std::vector<at::Tensor> GradientReducer::before_accumulate(
   // It was unfrozen in the middle of the backward.
   if (!training_.contains(parameter)) return gradients;
   if (reductions_.before_accumulate(parameter)) reduced_in_cycle_ = false;
-  return plan().discards ? std::vector<at::Tensor>(gradients.size()) : gradients;
+  return plan().discards ? of_other_losses(gradients) : gradients;
 }
 
 void GradientReducer::after_accumulate(size_t parameter) {

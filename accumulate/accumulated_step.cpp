@@ -4,7 +4,7 @@
 #include <cmath>
 #include <utility>
 
-#include "zero/gradients/not_finite.h"
+#include "zero/norms/not_finite.h"
 #include "zeropage/check.h"
 #include "zeropage/event_sink.h"
 #include "zeropage/gradient_norm.h"

@@ -6,8 +6,8 @@
 
 #include <ATen/ATen.h>
 
-#include "zero/gradients/not_finite.h"
-#include "zero/gradients/tied_gradients.h"
+#include "accumulate/tied_gradients.h"
+#include "zero/norms/not_finite.h"
 #include "zero/plan/byte_plan.h"
 #include "zeropage/bytes.h"
 #include "zeropage/check.h"
@@ -147,8 +147,7 @@ bool MicroSteps::step_in_backward() const {
 }
 
 void MicroSteps::begin() {
-  accumulation_ =
-      std::make_unique<zero::GradientAccumulation>(sharded_.reducer, sharded_.gradients, op_);
+  accumulation_ = std::make_unique<GradientAccumulation>(sharded_.reducer, sharded_.gradients, op_);
   is_mean_ = false;
   sharded_.sums->forget_scale();
   overflow_.reset();
@@ -179,8 +178,7 @@ void MicroSteps::run(const MicroStepShare& share, const std::function<void()>& b
   begin_micro_step();
   if (share.loss.defined()) weight_.add(share.weight);
   {
-    zero::GradientAccumulation::MicroStep micro_step(*accumulation_,
-                                                     plan(share.weight, share.scale));
+    GradientAccumulation::MicroStep micro_step(*accumulation_, plan(share.weight, share.scale));
     if (share.loss.defined()) loss_.add(share.loss, share.weight);
     backward();
     micro_step.has_ended();
@@ -192,7 +190,7 @@ void MicroSteps::run(const MicroStepShare& share, const std::function<void()>& b
 
 void MicroSteps::finish() {
   accumulation_->finish();
-  if (!is_mean_) zero::add_tied_gradients(*sharded_.pages, *sharded_.gradients);
+  if (!is_mean_) add_tied_gradients(*sharded_.pages, *sharded_.gradients);
 }
 
 void MicroSteps::make_mean(double scale) {
@@ -209,7 +207,7 @@ void MicroSteps::make_mean(double scale) {
            scale,
            ", without which half cannot hold small values; expected nobody to look; clip by "
            "AccumulatorOptions::clip_norm or clip_value, and read the norm in the StepReport");
-  zero::add_tied_gradients(*sharded_.pages, *sharded_.gradients);
+  add_tied_gradients(*sharded_.pages, *sharded_.gradients);
   const double weight =
       scale_changes_ ? look_for_overflow().value() : sharded_.sums->sum_weight(weight_).value();
   if (weight > 0) {

@@ -14,8 +14,8 @@
 
 #include <ATen/core/TensorBody.h>
 
+#include "accumulate/gradient_accumulation.h"
 #include "optim/exact_sum.h"
-#include "zero/gradients/gradient_accumulation.h"
 #include "zero/setup/sharded_model.h"
 #include "zeropage/accumulator.h"
 
@@ -100,7 +100,7 @@ class MicroSteps {
   const bool scale_changes_;
 
   int64_t count_;
-  std::unique_ptr<zero::GradientAccumulation> accumulation_;  // of the step that was begun last
+  std::unique_ptr<GradientAccumulation> accumulation_;  // of the step that was begun last
   int64_t made_ = 0;
   bool is_mean_ = false;
   std::optional<Overflow> overflow_;

@@ -4,7 +4,6 @@
 #include "zeropage/activation_offload.h"
 #include "zeropage/checkpoint.h"
 #include "zeropage/detail/dtype_fields.h"
-#include "zeropage/partitioned_checkpoints.h"
 #include "zeropage/recompute.h"
 
 namespace zeropage::checkpointing {

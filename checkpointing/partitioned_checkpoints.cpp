@@ -1,5 +1,3 @@
-#include "zeropage/partitioned_checkpoints.h"
-
 #include <algorithm>
 #include <string_view>
 #include <utility>
@@ -9,6 +7,7 @@
 
 #include "base/exact.h"
 #include "checkpointing/detail/saved_storage.h"
+#include "zeropage/activation_offload.h"
 #include "zeropage/check.h"
 #include "zeropage/ledger.h"
 

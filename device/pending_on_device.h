@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "device/stream.h"
-#include "zeropage/pending.h"
+#include "zeropage/detail/pending.h"
 
 namespace zeropage::memory {
 

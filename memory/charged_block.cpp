@@ -1,8 +1,8 @@
+#include "memory/charged_block.h"
+
 #include <mutex>
 #include <unordered_set>
 #include <utility>
-
-#include "zeropage/testing.h"
 
 namespace zeropage::memory {
 namespace {

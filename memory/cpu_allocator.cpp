@@ -7,11 +7,11 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
 
+#include "memory/charged_block.h"
 #include "memory/mapping_pool.h"
 #include "memory/memory_limit.h"
 #include "zeropage/bytes.h"
 #include "zeropage/check.h"
-#include "zeropage/testing.h"
 
 namespace zeropage::memory {
 namespace {

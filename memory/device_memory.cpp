@@ -5,11 +5,11 @@
 #include <sstream>
 #include <unordered_map>
 
+#include "memory/charged_block.h"
 #include "memory/meta_memory.h"
 #include "zeropage/bytes.h"
 #include "zeropage/check.h"
 #include "zeropage/ledger.h"
-#include "zeropage/testing.h"
 
 namespace zeropage::memory {
 namespace {

@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "memory/charge_check.h"
+#include "memory/charged_block.h"
 #include "zeropage/check.h"
 #include "zeropage/event_sink.h"
-#include "zeropage/testing.h"
 
 namespace zeropage::memory {
 

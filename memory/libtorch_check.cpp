@@ -6,9 +6,9 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/version.h>
 
+#include "memory/charged_block.h"
 #include "memory/self_check.h"
 #include "memory/storage.h"
-#include "zeropage/testing.h"
 
 namespace zeropage::memory {
 namespace {

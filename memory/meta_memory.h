@@ -14,7 +14,7 @@
 #include <ATen/core/TensorBody.h>
 #include <c10/core/Allocator.h>
 
-#include "zeropage/testing.h"
+#include "memory/charged_block.h"
 
 namespace zeropage::memory {
 

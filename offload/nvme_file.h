@@ -31,7 +31,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "offload/nvme_options.h"
-#include "zeropage/pending.h"
+#include "zeropage/detail/pending.h"
 
 namespace zeropage::offload {
 

@@ -17,7 +17,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "offload/nvme_file.h"
-#include "zeropage/pending.h"
+#include "zeropage/detail/pending.h"
 
 namespace zeropage::offload {
 

@@ -19,7 +19,7 @@
 #include "paging/page_source.h"
 #include "paging/page_storages.h"
 #include "paging/page_users.h"
-#include "zeropage/pending.h"
+#include "zeropage/detail/pending.h"
 
 namespace zeropage::paging {
 

@@ -9,7 +9,7 @@
 
 #include <ATen/core/TensorBody.h>
 
-#include "zeropage/pending.h"
+#include "zeropage/detail/pending.h"
 
 namespace zeropage::paging {
 

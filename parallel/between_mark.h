@@ -17,7 +17,7 @@
 #include <string>
 
 #include "operators/tensor_mark.h"
-#include "zeropage/slices.h"
+#include "zeropage/detail/slices.h"
 
 namespace zeropage::parallel {
 

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "operators/tensor_mark.h"
-#include "zeropage/slices.h"
+#include "zeropage/detail/slices.h"
 #include "zeropage/world.h"
 
 namespace zeropage::parallel {

@@ -1,4 +1,4 @@
-#include "zeropage/slices.h"
+#include "zeropage/detail/slices.h"
 
 #include <algorithm>
 

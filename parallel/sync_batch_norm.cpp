@@ -1,5 +1,3 @@
-#include "zeropage/sync_batch_norm.h"
-
 #include <memory>
 #include <string>
 #include <utility>

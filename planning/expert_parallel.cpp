@@ -89,10 +89,10 @@ void check_layer(const Layer& layer, const comm::World& experts) {
            " ranks along \"expert\" do not divide; give that axis a number of ranks that does");
   ZP_CHECK(!layer.experts->ranks_of_same_slices(), kExpertParallel, ": layer \"", layer.name,
            "\" is placed already; call it once, on the module that is wrapped");
-  ZP_CHECK(layer.experts->w_up.is_meta() == experts.device().is_meta(), kExpertParallel,
+  ZP_CHECK(layer.experts->w_up.is_meta() || !experts.device().is_meta(), kExpertParallel,
            ": layer \"", layer.name,
-           "\" was constructed without values, of which a rank could take its part; construct the "
-           "module with values, outside a DeferredModule");
+           "\" has values, and a simulated world has none; construct the module as a "
+           "DeferredModule, and give its module()");
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 #include "profile/recorder.h"
 #include "profile/report/growth.h"
 #include "zeropage/check.h"
-#include "zeropage/profile_testing.h"
+#include "zeropage/profiler.h"
 
 namespace zeropage::profile {
 

@@ -13,7 +13,7 @@
 #include "saving/detail/weight_matching.h"
 #include "zero/model_parts.h"
 #include "zeropage/check.h"
-#include "zeropage/weights_source.h"
+#include "zeropage/saving.h"
 
 namespace zeropage {
 namespace {

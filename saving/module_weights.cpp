@@ -9,7 +9,6 @@
 #include "zeropage/check.h"
 #include "zeropage/ledger.h"
 #include "zeropage/saving.h"
-#include "zeropage/weights_source.h"
 
 namespace zeropage {
 namespace {

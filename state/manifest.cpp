@@ -5,7 +5,6 @@
 
 #include "state/block_checksums.h"
 #include "zeropage/saved_state.h"
-#include "zeropage/state_error.h"
 
 namespace zeropage::state {
 namespace {

@@ -13,7 +13,6 @@
 #include <nlohmann/json.hpp>
 
 #include "zeropage/saved_state.h"
-#include "zeropage/state_error.h"
 #include "zeropage/state_folder.h"
 
 namespace zeropage::state {

@@ -13,7 +13,6 @@
 #include "state/detail/hash.h"
 #include "state/detail/header_text.h"
 #include "zeropage/saved_state.h"
-#include "zeropage/state_error.h"
 
 namespace zeropage::state {
 namespace {

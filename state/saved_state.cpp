@@ -7,7 +7,6 @@
 #include <system_error>
 
 #include "state/block_checksums.h"
-#include "zeropage/state_error.h"
 
 namespace zeropage::state {
 namespace {

@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 #include "zeropage/saved_state.h"
-#include "zeropage/state_error.h"
 
 namespace zeropage::state {
 namespace {

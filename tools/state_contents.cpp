@@ -10,7 +10,6 @@
 #include "tools/weights_copy.h"
 #include "zeropage/bytes.h"
 #include "zeropage/saved_state.h"
-#include "zeropage/state_error.h"
 
 namespace zeropage::tools {
 namespace {

@@ -10,7 +10,6 @@
 #include "state/file_writer.h"
 #include "tools/state_words.h"
 #include "zeropage/saved_state.h"
-#include "zeropage/state_error.h"
 #include "zeropage/state_folder.h"
 
 namespace zeropage::tools {

@@ -7,8 +7,8 @@
 #include "zero/setup/wrapped_module.h"
 #include "zeropage/check.h"
 #include "zeropage/detail/model_part.h"
+#include "zeropage/detail/slices.h"
 #include "zeropage/event_sink.h"
-#include "zeropage/slices.h"
 
 namespace zeropage {
 namespace {

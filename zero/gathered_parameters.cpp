@@ -56,7 +56,7 @@ struct GatheredParameters::Held {
   Held& operator=(const Held&) = delete;
 
   const std::shared_ptr<const zero::WholePages> paging;
-  const std::shared_ptr<const zero::ParametersInPlace> in_place;
+  const std::shared_ptr<const zero::ModulePlacement> in_place;
   const std::shared_ptr<zero::PageWrites> writes;
   const std::shared_ptr<zero::GradientReducer> reducer;
   const Modified modified;

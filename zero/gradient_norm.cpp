@@ -9,9 +9,9 @@
 #include "base/exact.h"
 #include "device/named_range.h"
 #include "optim/flat_norm.h"
-#include "zero/gradients/norm_sums.h"
-#include "zero/gradients/not_finite.h"
 #include "zero/model_parts.h"
+#include "zero/norms/norm_sums.h"
+#include "zero/norms/not_finite.h"
 #include "zero/setup/sharded_model.h"
 #include "zeropage/check.h"
 

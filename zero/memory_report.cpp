@@ -9,7 +9,6 @@
 
 #include "zeropage/bytes.h"
 #include "zeropage/ledger.h"
-#include "zeropage/process_memory.h"
 
 namespace zeropage {
 namespace {

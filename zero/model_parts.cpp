@@ -4,7 +4,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "zero/gradients/accumulate_hooks.h"
+#include "zero/gradients/hooks.h"
 #include "zeropage/check.h"
 
 namespace zeropage::zero {

@@ -2,7 +2,7 @@
 
 #include <c10/util/StringUtil.h>
 
-#include "zero/gradients/not_finite.h"
+#include "zero/norms/not_finite.h"
 
 namespace zeropage {
 

@@ -12,8 +12,8 @@
 #include "bench/train_gpt/text_data.h"
 #include "examples/byte_gpt/gpt.h"
 #include "examples/weights_hash/weights_hash.h"
+#include "zeropage/bytes.h"
 #include "zeropage/check.h"
-#include "zeropage/process_memory.h"
 
 namespace {
 

@@ -6,7 +6,6 @@
 #include "zeropage/bytes.h"
 #include "zeropage/check.h"
 #include "zeropage/fit.h"
-#include "zeropage/process_memory.h"
 
 namespace train_gpt {
 namespace {

@@ -25,9 +25,9 @@
 #include "memory/device_memory.h"
 #include "offload/device_speed.h"
 #include "zero/setup/sharded_model.h"
+#include "zeropage/bytes.h"
 #include "zeropage/check.h"
 #include "zeropage/device.h"
-#include "zeropage/process_memory.h"
 
 namespace train_gpt {
 namespace {

@@ -9,7 +9,7 @@
 #include "base/exact.h"
 #include "device/page_locked.h"
 #include "device/stream.h"
-#include "zeropage/testing.h"
+#include "memory/charged_block.h"
 
 namespace zeropage::checkpointing::detail {
 namespace {

@@ -12,8 +12,8 @@
 
 #include "checkpointing/detail/compression.h"
 #include "zeropage/activation_offload.h"
+#include "zeropage/detail/pending.h"
 #include "zeropage/ledger.h"
-#include "zeropage/pending.h"
 
 namespace zeropage::checkpointing::detail {
 

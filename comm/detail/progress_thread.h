@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "zeropage/pending.h"
+#include "zeropage/detail/pending.h"
 
 namespace zeropage::comm::detail {
 

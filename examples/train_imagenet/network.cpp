@@ -6,8 +6,8 @@
 
 #include <torch/nn/modules/batchnorm.h>
 #include <zeropage/check.h>
+#include <zeropage/parallel_layers.h>
 #include <zeropage/saving.h>
-#include <zeropage/sync_batch_norm.h>
 
 namespace train_imagenet {
 namespace {

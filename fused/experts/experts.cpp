@@ -67,8 +67,7 @@ void ExpertsImpl::reset() {
   if (options_.balance_bias_rate > 0)
     balance_bias = register_buffer("balance_bias", torch::zeros({options_.experts}));
   load_ = Tensor();
-  untaken_loss_ = Tensor();
-  untaken_ = 0;
+  untaken_ = {};
 }
 
 Tensor ExpertsImpl::forward(const Tensor& input) {
@@ -78,7 +77,7 @@ Tensor ExpertsImpl::forward(const Tensor& input) {
   if (is_training() && at::GradMode::is_enabled()) {
     const Tensor loss =
         options_.balance_loss > 0 ? fused::imbalance(routing) * options_.balance_loss : Tensor();
-    note(routing.load, loss);
+    note(routing, loss);
   }
 
   const Tensor copies = fused::copies_of_tokens(tokens.to(dtype), routing.order);
@@ -120,13 +119,18 @@ void ExpertsImpl::place(const comm::World& ranks, const comm::World& same, bool 
   const at::NoGradGuard no_grad;
   for (const auto& [weight, cut] : sliced_parameters()) {
     if (!weight.defined()) continue;
-    // Each rank's part of one layer, also where ranks have drawn with seeds of their own.
     const Tensor whole = weight.detach().contiguous();
-    ranks.communicator().broadcast(whole.view(-1), /*root=*/0, kWho).wait();
+    // Wrapping computes the values of a DeferredModule, and takes this rank's part of them (zero/pages/page_filler.h).
+    const bool gets_values_later = whole.is_meta() && !ranks.device().is_meta();
+    if (!gets_values_later) {
+      // Each rank's part of one layer, also where ranks have drawn with seeds of their own.
+      ranks.communicator().broadcast(whole.view(-1), /*root=*/0, kWho).wait();
+    }
     weight.set_data(cut.take(whole, ranks.rank()));
-    operators::set_mark(weight, c10::make_intrusive<experts::ExpertsMark>(
-                                    "a weight of experts, which expert_parallel() cut",
-                                    placed_->experts, cut, same));
+    operators::set_mark(
+        weight, c10::make_intrusive<experts::ExpertsMark>(
+                    "a weight of experts, which expert_parallel() cut", placed_->experts, cut, same,
+                    gets_values_later ? whole : Tensor()));
   }
 }
 
@@ -173,36 +177,58 @@ Tensor ExpertsImpl::scores_of(const Tensor& tokens) const {
                               {.ends = end, .all = true});
 }
 
-void ExpertsImpl::note(const Tensor& load, const Tensor& loss) {
+// Within a repetition, that of its backward: the first run's has been counted, and may be taken behind the region.
+ExpertsImpl::Untaken& ExpertsImpl::untaken() {
   const int task = torch::autograd::get_current_graph_task_id();
-  if (task >= 0) {
-    // The first run has counted already. What is computed in the region from the loss needs its value again, and no graph.
-    if (!loss.defined()) return;
-    const bool goes_on = repeated_.task == task && repeated_.loss.defined();
-    const Tensor value = loss.detach();
-    repeated_ = {task, goes_on ? repeated_.loss.detach() + value : value};
-    repeated_.loss.requires_grad_(loss.requires_grad());
-    return;
+  if (task < 0) return untaken_;
+  if (repeated_.task != task) {
+    repeated_ = {};
+    repeated_.task = task;
   }
-  if (balance_bias.defined()) load_ = load_.defined() ? load_ + load : load;
-  if (!loss.defined()) return;
+  return repeated_;
+}
+
+void ExpertsImpl::note(const fused::Routing& routing, const Tensor& loss) {
+  Untaken& here = untaken();
+  const bool is_repetition = here.task >= 0;
+  // What a region computes from them again needs values, and no graph.
+  const auto kept = [&](const Tensor& value) {
+    return is_repetition ? value.detach().requires_grad_(value.requires_grad()) : value;
+  };
+  if (balance_bias.defined() && !is_repetition)
+    load_ = load_.defined() ? load_.to(routing.load.device()) + routing.load : routing.load;
+  if (!loss.defined() && !options_.keep_router_sums) return;
   ZP_CHECK(
-      untaken_ < kMostUntaken, kWho, ": ", untaken_,
+      is_repetition || here.forwards < kMostUntaken, kWho, ": ", here.forwards,
       " forwards have added losses of balance that nobody has taken; add auxiliary_loss() to the "
-      "loss before each backward, or set ExpertsOptions::balance_loss to 0");
-  untaken_loss_ = untaken_loss_.defined() ? untaken_loss_ + loss : loss;
-  ++untaken_;
+      "loss before each backward, or set ExpertsOptions::balance_loss to 0 (or take router_sums(), "
+      "and leave keep_router_sums unset)");
+  ++here.forwards;
+  if (loss.defined()) here.loss = here.loss.defined() ? here.loss + kept(loss) : kept(loss);
+  if (!options_.keep_router_sums) return;
+  const Tensor& probabilities = routing.probabilities;
+  RouterSums sums{routing.load.to(probabilities.scalar_type()), kept(probabilities.sum(0)),
+                  probabilities.size(0)};
+  if (here.sums) {
+    sums = {here.sums->chosen + sums.chosen, here.sums->probabilities + sums.probabilities,
+            here.sums->tokens + sums.tokens};
+  }
+  here.sums = sums;
+}
+
+std::optional<RouterSums> ExpertsImpl::router_sums() {
+  ZP_CHECK(options_.keep_router_sums, kWho,
+           ": router_sums(): expected a layer that keeps them; set "
+           "ExpertsOptions::keep_router_sums, or take auxiliary_loss()");
+  Untaken& here = untaken();
+  here.forwards = 0;
+  return std::exchange(here.sums, std::nullopt);
 }
 
 Tensor ExpertsImpl::auxiliary_loss() {
-  const int task = torch::autograd::get_current_graph_task_id();
-  Tensor loss;
-  if (task < 0) {
-    loss = std::exchange(untaken_loss_, Tensor());
-    untaken_ = 0;
-  } else if (std::exchange(repeated_.task, -1) == task) {
-    loss = std::exchange(repeated_.loss, Tensor());
-  }
+  Untaken& here = untaken();
+  here.forwards = 0;
+  const Tensor loss = std::exchange(here.loss, Tensor());
   if (loss.defined()) return loss;
   return at::zeros({}, router.options().dtype(fused::wide_type(router)).requires_grad(false));
 }
@@ -218,8 +244,9 @@ void ExpertsImpl::update_balance(const comm::World& world) {
            ", which would lose steps of ", options_.balance_bias_rate,
            "; cast parameters by Options::compute_dtype, which leaves buffers as they are");
   const at::NoGradGuard no_grad;
-  const Tensor none = at::zeros({options_.experts}, balance_bias.options().dtype(at::kLong));
-  const Tensor load = world.sum(load_.defined() ? load_ : none);
+  if (!load_.defined())
+    load_ = at::zeros({options_.experts}, balance_bias.options().dtype(at::kLong));
+  const Tensor load = world.sum(load_);
   const Tensor direction = (load.sum() - load * load.numel()).sign();
   balance_bias.add_(direction.to(balance_bias.options()), options_.balance_bias_rate);
   load_ = Tensor();

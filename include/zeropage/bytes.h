@@ -1,5 +1,5 @@
 // Byte counts as people write them: 16_MiB in code, "16MiB" on a command line, "16.0 MiB" in a
-// table.
+// table. And those of this process, as the operating system counts them.
 #pragma once
 
 #include <cstdint>
@@ -31,5 +31,13 @@ std::string format_bytes(int64_t bytes);
 // makers of memory write it: "80GB" is 80 x 10^9 bytes, and "80GiB", 80 x 2^30, is 7 % more. Throws on anything else;
 // on "80G" with both of them in words.
 int64_t parse_bytes(std::string_view text);
+
+// What the operating system says this process holds, in bytes. Linux only (/proc/self).
+// Resident set now (VmRSS).
+int64_t resident_bytes();
+// The highest resident set since the start or the last reset (VmHWM).
+int64_t peak_resident_bytes();
+// Starts a new peak from the present resident set.
+void reset_peak_resident_bytes();
 
 }  // namespace zeropage::memory

@@ -12,7 +12,7 @@
 #include <ATen/core/TensorBody.h>
 #include <c10/core/ScalarType.h>
 
-#include "zeropage/pending.h"
+#include "zeropage/detail/pending.h"
 
 // What carries the bytes between ranks, and in which order they are added. All but kNccl with kFast
 // give the same bits.

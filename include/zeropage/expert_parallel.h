@@ -51,8 +51,15 @@ std::ostream& operator<<(std::ostream& stream, const PlacedExperts& placed);
 // With `tokens`, those of a rank in one forward, each layer is placed where less travels: its experts are cut, or, where their weights are fewer
 // bytes than the tokens, stay whole on every rank.
 //
+// The module of a DeferredModule is cut before it has values, and each rank keeps its part of them when it is wrapped, a weight of all experts
+// of a layer at a time:
+//
+//   zeropage::DeferredModule<Gpt> deferred([&] { return Gpt(config); });
+//   zeropage::expert_parallel(deferred.module(), mesh);
+//   zeropage::DistributedDataParallel<Gpt> model(std::move(deferred), mesh, options);
+//
 // Collective. Throws on all ranks alike for a module without experts, where P does not divide the experts of a layer, where a layer was placed
-// before, for one without values (DeferredModule), and where ranks ask for other tokens.
+// before, and where ranks ask for other tokens.
 std::vector<PlacedExperts> expert_parallel(torch::nn::Module& module, const comm::Mesh& mesh,
                                            int64_t tokens = 0, const Options& options = {});
 template <typename Contained>

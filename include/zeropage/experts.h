@@ -10,7 +10,7 @@
 #include <torch/nn/cloneable.h>
 #include <torch/nn/pimpl.h>
 
-#include "zeropage/slices.h"
+#include "zeropage/detail/slices.h"
 #include "zeropage/world.h"
 
 // A feed-forward layer of many experts, of which a router chooses a few for each token (Shazeer et al., "Outrageously Large
@@ -33,6 +33,10 @@
 //
 // Threads: as a module of LibTorch. Collective: update_balance(); and where experts are spread over ranks, forward and backward. A backward with create_graph=true throws.
 
+namespace zeropage::fused {
+struct Routing;
+}
+
 namespace zeropage::parallel {
 
 enum class Scoring : uint8_t {
@@ -43,6 +47,13 @@ enum class Scoring : uint8_t {
 enum class ExpertActivation : uint8_t {
   kSwiglu,  // silu(w_gate x) * (w_up x), with three matrices an expert (Mixtral's w1, w3 and w2)
   kGelu,    // gelu(w_up x) with the error function; two matrices an expert
+};
+
+// What a router did in training forwards with gradients, for a loss of balance that is not of one layer's tokens alone.
+struct RouterSums {
+  at::Tensor chosen;         // [experts], fp32: choices of each expert, without a gradient
+  at::Tensor probabilities;  // [experts]: those of each, added up over tokens, with a gradient
+  int64_t tokens = 0;
 };
 
 struct ExpertsOptions {
@@ -63,6 +74,8 @@ struct ExpertsOptions {
   // of e's probability, which for kSigmoid is its part in the sum of a token's scores. It is balance_loss times `active` where experts
   // are chosen evenly. Of this rank's tokens of one forward. 0: none.
   double balance_loss = 0;
+  // Keep RouterSums, which router_sums() gives.
+  bool keep_router_sums = false;
   // Step of the balance without a loss (Wang et al., "Auxiliary-Loss-Free Load Balancing", 2024; DeepSeek-V3): each expert has a
   // bias that is added to its scores where experts are chosen, and not in the weights. update_balance() moves it. 0: none.
   double balance_bias_rate = 0;
@@ -101,6 +114,12 @@ class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl>, public SlicedLayer
   // forward() throws where 32 forwards have added losses that nobody has taken, since their graphs stay until then.
   torch::Tensor auxiliary_loss();
 
+  // The sums over forwards since the last call, each given once, as auxiliary_loss() gives its losses; nullopt where there are none.
+  // With ExpertsOptions::keep_router_sums. Those of several layers, for one loss of all of their tokens:
+  //
+  //   loss = loss + factor * experts * (sum of chosen / sum of tokens * sum of probabilities / sum of tokens).sum();
+  std::optional<RouterSums> router_sums();
+
   // Moves the bias of each expert by balance_bias_rate, up where it was chosen less often than the mean of all experts, and
   // down where more often, over training forwards with gradients of all ranks since the last call. Call it once for each step
   // of the optimizer, after step() and before the state is saved. Collective over `world`: the ranks whose tokens differ. Costs
@@ -125,10 +144,12 @@ class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl>, public SlicedLayer
   torch::Tensor balance_bias;  // [experts], fp32, a buffer; undefined without balance_bias_rate
 
  private:
-  // What a checkpointed region's repetition has added, without its graph.
-  struct Repeated {
-    int task = -1;  // autograd's number of the backward
-    torch::Tensor loss;
+  // What forwards have added and nobody has taken.
+  struct Untaken {
+    torch::Tensor loss;  // []; undefined: none
+    std::optional<RouterSums> sums;
+    int forwards = 0;  // in both
+    int task = -1;     // autograd's number of the backward that has repeated them; -1: they are no repetitions
   };
   struct Placed {
     RanksPointer experts;
@@ -140,15 +161,15 @@ class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl>, public SlicedLayer
   at::ScalarType computed_in(const torch::Tensor& input) const;
   torch::Tensor scores_of(const torch::Tensor& tokens) const;
   torch::Tensor by_experts_of_all(const torch::Tensor& copies, const torch::Tensor& load) const;
-  void note(const torch::Tensor& load, const torch::Tensor& loss);
+  Untaken& untaken();
+  void note(const fused::Routing& routing, const torch::Tensor& loss);
 
   ExpertsOptions options_;
   std::optional<Placed> placed_;
   torch::Tensor
       load_;  // [experts], int64: choices since update_balance(), of this rank, so that it is no buffer; undefined: none
-  torch::Tensor untaken_loss_;  // []; undefined where there is none
-  int untaken_ = 0;             // forwards in it
-  Repeated repeated_;
+  Untaken untaken_;
+  Untaken repeated_;  // of a checkpointed region, for what it computes of them, without graphs
 };
 TORCH_MODULE(Experts);
 

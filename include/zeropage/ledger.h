@@ -183,6 +183,18 @@ class Ledger {
   std::optional<ExpectedPeak> expected_;
 };
 
+// Bytes that LibTorch's CPU allocator has handed out and not got back, counted apart from any
+// ledger.
+int64_t host_allocated_bytes();
+
+// Gives the operating system what is free: idle mappings and the heap's free pages. For a program
+// that holds much less than before.
+void return_idle_memory();
+
+// Bytes on the host of all ledgers of this process that LibTorch's allocator did not hand out: segments of collectives,
+// mappings of others, all that somebody charged by Ledger::charge(). Threads: any.
+int64_t host_bytes_charged_by_hand();
+
 // While it lives, the calling thread charges `ledger`.
 class LedgerScope {
  public:

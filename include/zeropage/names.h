@@ -10,7 +10,6 @@
 #include "zeropage/checkpoint.h"
 #include "zeropage/ledger.h"
 #include "zeropage/mesh.h"
-#include "zeropage/partitioned_checkpoints.h"
 #include "zeropage/recompute.h"
 #include "zeropage/saved_tensors.h"
 #include "zeropage/world.h"

@@ -1,105 +1,17 @@
-// Expectations on bytes for the tests of a program.
+// Expectations on bytes for the tests of a program: what a ledger holds, and whether that grows over steps.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
-#include <memory>
+#include <functional>
+#include <string>
 
-#include <c10/core/Allocator.h>
-#include <c10/core/DeviceType.h>
 #include <gtest/gtest.h>
 
 #include "zeropage/bytes.h"
 #include "zeropage/ledger.h"
-
-// A block of memory on a ledger: what an allocator keeps of each block that it hands out.
+#include "zeropage/profiler.h"
 
 namespace zeropage::memory {
-
-class SurvivorScope;
-
-// Charges the calling thread's ledger, under its kind, for as long as it lives.
-// Threads: any may end it; one at a time renames.
-class ChargedBlock {
- public:
-  ChargedBlock(int64_t bytes, c10::DeviceType device);
-  ~ChargedBlock();
-  ChargedBlock(const ChargedBlock&) = delete;
-  ChargedBlock& operator=(const ChargedBlock&) = delete;
-
-  int64_t bytes() const { return bytes_; }
-  // On the calling thread's ledger from here on.
-  void take_over(Kind kind);
-
- private:
-  friend class SurvivorScope;
-
-  const int64_t bytes_;
-  const c10::DeviceType device_;
-  Kind kind_;
-  std::shared_ptr<Ledger> ledger_;
-  std::atomic<SurvivorScope*> scope_;  // that this block began in, or null
-};
-
-// What the calling thread allocates while it lives is kStaging; what outlives the scope then
-// becomes `survivors`. For code of others that makes state and temporaries in one go, such as an
-// optimizer's first step.
-class SurvivorScope {
- public:
-  explicit SurvivorScope(Kind survivors);
-  ~SurvivorScope();
-  SurvivorScope(const SurvivorScope&) = delete;
-  SurvivorScope& operator=(const SurvivorScope&) = delete;
-
- private:
-  friend class ChargedBlock;
-  struct Blocks;
-
-  const Kind survivors_;
-  const KindScope temporaries_;
-  SurvivorScope* const before_;  // the enclosing one of this thread
-  const std::unique_ptr<Blocks> blocks_;
-};
-
-// LibTorch's CPU allocator, wrapped so that every block is on a ledger (zeropage/ledger.h).
-//
-// Installed before main() in every program that has a ledger: `c10::SetCPUAllocator` with a priority
-// above the default's. Each block carries a 64-byte header in front of its data (which stays 64-byte
-// aligned): size, kind, ledger. The ledger counts the bytes that were asked for, as PyTorch's
-// profiler does; headers are not counted.
-// Installs it; later calls do nothing.
-bool observe_host_memory();
-
-// Bytes that LibTorch's CPU allocator has handed out and not got back, counted apart from any
-// ledger.
-int64_t host_allocated_bytes();
-
-// Gives the operating system what is free: idle mappings and the heap's free pages. For a program
-// that holds much less than before.
-void return_idle_memory();
-
-// The block that LibTorch's CPU allocator handed out, or null for memory from elsewhere (from_blob,
-// a page).
-ChargedBlock* host_block_of(const c10::DataPtr& data);
-
-// Which of the ledgers' bytes LibTorch's allocator did not hand out: segments of collectives, mappings
-// of others, all that somebody charged by Ledger::charge().
-//
-// Threads: any.
-// On the host, of all ledgers of this process, charged and not discharged yet.
-int64_t host_bytes_charged_by_hand();
-
-// While it lives, what the calling thread charges and discharges is LibTorch's host allocator's.
-class HostAllocatorScope {
- public:
-  HostAllocatorScope();
-  ~HostAllocatorScope();
-  HostAllocatorScope(const HostAllocatorScope&) = delete;
-  HostAllocatorScope& operator=(const HostAllocatorScope&) = delete;
-
- private:
-  const bool before_;
-};
 
 // Expectations about memory for GoogleTest, for our tests and for users' own CI.
 //
@@ -166,6 +78,21 @@ inline ::testing::AssertionResult ledgers_equal_allocator() {
 
 }  // namespace zeropage::memory
 
+namespace zeropage::profile {
+
+// Expectations about what a training loop holds from step to step, for GoogleTest.
+//
+//   EXPECT_NO_GROWTH(5, [&] { train_step(model, optimizer); });
+//
+// EXPECT_PEAK_BYTES_LE is for the peak of a step.
+inline ::testing::AssertionResult does_not_grow(int64_t steps, const std::function<void()>& step) {
+  const std::string growth = growth_over(steps, step);
+  if (growth.empty()) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << growth;
+}
+
+}  // namespace zeropage::profile
+
 // The host bytes of one kind are exactly `expected_bytes`.
 #define EXPECT_KIND_BYTES_EQ(ledger, kind, expected_bytes) \
   EXPECT_TRUE(::zeropage::memory::kind_bytes_are(ledger, kind, int64_t{expected_bytes}))
@@ -178,3 +105,8 @@ inline ::testing::AssertionResult ledgers_equal_allocator() {
 // was charged by hand, such as a world's segments in shared memory.
 // REQUIRES: no other thread allocates.
 #define EXPECT_LEDGERS_EQUAL_ALLOCATOR() EXPECT_TRUE(::zeropage::memory::ledgers_equal_allocator())
+
+// The ledger of the calling thread holds nothing more of after each of `steps` calls of the function, which are
+// 3 or more. The failure names what grew, and who allocated it for which page.
+#define EXPECT_NO_GROWTH(steps, ...) \
+  EXPECT_TRUE(::zeropage::profile::does_not_grow(steps, __VA_ARGS__))

@@ -24,8 +24,8 @@
 #include "offload/detail/started_jobs.h"
 #include "offload/detail/stored_record.h"
 #include "offload/nvme_options.h"
+#include "zeropage/detail/pending.h"
 #include "zeropage/ledger.h"
-#include "zeropage/pending.h"
 
 namespace zeropage::offload::detail {
 

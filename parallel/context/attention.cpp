@@ -15,7 +15,7 @@
 #include "parallel/detail/kernels.h"
 #include "zeropage/check.h"
 #include "zeropage/context_parallel.h"
-#include "zeropage/slices.h"
+#include "zeropage/detail/slices.h"
 
 namespace zeropage::parallel {
 namespace {

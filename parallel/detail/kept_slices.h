@@ -8,7 +8,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "parallel/detail/kernels.h"
-#include "zeropage/slices.h"
+#include "zeropage/detail/slices.h"
 
 namespace zeropage::parallel::detail {
 

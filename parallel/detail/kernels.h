@@ -7,7 +7,7 @@
 
 #include <ATen/core/TensorBody.h>
 
-#include "zeropage/slices.h"
+#include "zeropage/detail/slices.h"
 
 namespace zeropage::parallel::detail {
 

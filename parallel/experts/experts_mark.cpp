@@ -25,8 +25,15 @@ class WeightOfLayer : public torch::autograd::Function<WeightOfLayer> {
 
 }  // namespace
 
-ExpertsMark::ExpertsMark(std::string who, RanksPointer ranks, SlicedDimension cut, comm::World same)
-    : SliceMark(std::move(who), std::move(ranks), std::move(cut)), same_(std::move(same)) {}
+ExpertsMark::ExpertsMark(std::string who, RanksPointer ranks, SlicedDimension cut, comm::World same,
+                         at::Tensor whole)
+    : SliceMark(std::move(who), std::move(ranks), std::move(cut)),
+      same_(std::move(same)),
+      whole_(std::move(whole)) {}
+
+ExpertsMark* experts_mark_of(const at::Tensor& tensor) {
+  return dynamic_cast<ExpertsMark*>(operators::mark_of(tensor));
+}
 
 c10::intrusive_ptr<KnownSlice> ExpertsMark::of_result() const {
   return c10::make_intrusive<ExpertsMark>(who(), group(), cut(), same_);

@@ -14,11 +14,18 @@ namespace zeropage::parallel::experts {
 
 class ExpertsMark final : public SliceMark {
  public:
-  // same: the ranks that have the same experts.
-  ExpertsMark(std::string who, RanksPointer ranks, SlicedDimension cut, comm::World same);
+  // same: the ranks that have the same experts. whole: the weight before it was cut, where it has no values yet
+  // (DeferredModule); else undefined.
+  ExpertsMark(std::string who, RanksPointer ranks, SlicedDimension cut, comm::World same,
+              at::Tensor whole = {});
 
   c10::intrusive_ptr<KnownSlice> of_result() const override;
   std::optional<comm::World> same_slices() const override { return same_; }
+
+  // What the constructor of a DeferredModule made, on the meta device; undefined where the weight was cut with its values. Its values
+  // are needed once, so it is handed over.
+  at::Tensor take_whole_without_values() { return std::exchange(whole_, at::Tensor()); }
+  bool is_without_values() const { return whole_.defined(); }
 
  protected:
   bool takes_slice(const c10::OperatorHandle& /*handle*/,
@@ -35,7 +42,11 @@ class ExpertsMark final : public SliceMark {
 
  private:
   const comm::World same_;
+  at::Tensor whole_;
 };
+
+// Null for a tensor that is no weight of experts that were cut.
+ExpertsMark* experts_mark_of(const at::Tensor& tensor);
 
 // A view of the weight that operators take as it is. Its gradient is divided by the ranks along "expert": products add up over the
 // tokens of all of them, and a rank's gradient is to be one that the mean over ranks is taken of, as that of what a script computes from the

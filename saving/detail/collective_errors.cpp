@@ -3,7 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include "zeropage/check.h"
-#include "zeropage/state_error.h"
+#include "zeropage/saved_state.h"
 
 namespace zeropage::saving {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "zero/update/archive_values.h"
 #include "zero/update/sharded_updates.h"
-#include "zeropage/state_error.h"
+#include "zeropage/saved_state.h"
 
 namespace zeropage::saving {
 

@@ -14,7 +14,7 @@
 #include "zero/model_parts.h"
 #include "zeropage/check.h"
 #include "zeropage/ledger.h"
-#include "zeropage/state_error.h"
+#include "zeropage/saved_state.h"
 #include "zeropage/weight_average.h"
 
 namespace zeropage::saving {

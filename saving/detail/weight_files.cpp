@@ -10,7 +10,6 @@
 
 #include "saving/detail/state_plan.h"
 #include "zeropage/saved_state.h"
-#include "zeropage/state_error.h"
 #include "zeropage/state_folder.h"
 
 namespace zeropage::saving {

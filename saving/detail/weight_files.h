@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "zeropage/saved_state.h"
-#include "zeropage/weights_source.h"
+#include "zeropage/saving.h"
 
 namespace zeropage::saving {
 

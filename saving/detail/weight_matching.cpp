@@ -3,7 +3,7 @@
 #include <c10/util/StringUtil.h>
 
 #include "saving/detail/name_lists.h"
-#include "zeropage/state_error.h"
+#include "zeropage/saved_state.h"
 
 namespace zeropage::saving {
 

@@ -12,7 +12,7 @@
 
 #include <ATen/core/TensorBody.h>
 
-#include "zeropage/weights_source.h"
+#include "zeropage/saving.h"
 
 namespace zeropage::saving {
 

@@ -9,7 +9,6 @@
 #include <string_view>
 
 #include "zeropage/saved_state.h"
-#include "zeropage/state_error.h"
 
 namespace zeropage::state::detail {
 

@@ -14,7 +14,6 @@
 #include "zeropage/bytes.h"
 #include "zeropage/checkpoint.h"
 #include "zeropage/ledger.h"
-#include "zeropage/partitioned_checkpoints.h"
 #include "zeropage/recompute.h"
 #include "zeropage/saved_tensors.h"
 

@@ -1,5 +1,3 @@
-#include "zeropage/partitioned_checkpoints.h"
-
 #include <atomic>
 #include <mutex>
 

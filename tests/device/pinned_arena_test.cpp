@@ -11,7 +11,6 @@
 #include "tests/harness/errors.h"
 #include "zeropage/bytes.h"
 #include "zeropage/ledger.h"
-#include "zeropage/process_memory.h"
 #include "zeropage/testing.h"
 
 namespace zeropage::device::pinned_arena_test {

@@ -141,6 +141,39 @@ TEST(ExpertsOverRanksTest, RunThreeHundredStepsOfRandomTokensWithoutDrift) {
   expect_as_plain({.data = 2, .expert = 2, .stage = 3}, script, How::kPlainly, 1e-9);
 }
 
+// What a DeferredModule computes when it is wrapped, and what a file gives a rank then, is as of a module that had its values.
+TEST(ExpertsOverRanksTest, OfADeferredModuleAreThoseOfOneWithValues) {
+  const Net plain = make_net(torch::kFloat);
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const Shape& shape : {Shape{1, 2}, Shape{2, 2}}) {
+      run_ranks(shape.ranks(), [&](World& world) {
+        const Mesh mesh(world, {{"data", shape.data}, {"expert", shape.expert}});
+        std::optional<DeferredModule<Net>> deferred;
+        deferred.emplace([] { return make_net(torch::kFloat); });
+        const auto placed = expert_parallel(deferred->module(), mesh);
+        EXPECT_TRUE(placed.at(0).tokens_travel);
+        DistributedDataParallel<Net> model(*std::move(deferred), mesh, options_of(stage));
+        EXPECT_EQ(model->first->w_up.size(0), 12 / shape.expert);
+        {
+          const GatheredParameters gathered(model);
+          for (const auto& parameter : plain->named_parameters()) {
+            const Tensor own = own_slice(model.named_parameters()[parameter.key()]);
+            EXPECT_TRUE(torch::equal(own, part_of(parameter.value().detach(), own, mesh["expert"])))
+                << parameter.key() << " at stage " << stage << ", rank " << world.rank();
+          }
+        }
+        Optimizer<SGD> optimizer(model, SGDOptions(0.05));
+        const Tensor x = batch_of(world.rank(), 0, 5).to(torch::kFloat);
+        Tensor loss = loss_of(model(x));
+        loss = loss + model->auxiliary_loss();
+        loss.backward();
+        optimizer.step();
+        model->update_balance(world);
+      });
+    }
+  }
+}
+
 enum class ClippedBy { kZeropage, kLibTorch };
 
 // Norms of a run, step by step, and one of weights behind it. Gradients are clipped.

@@ -24,6 +24,7 @@ using namespace zeropage::testing;
 using parallel::ExpertActivation;
 using parallel::Experts;
 using parallel::ExpertsOptions;
+using parallel::RouterSums;
 using parallel::Scoring;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -281,6 +282,43 @@ TEST(ExpertsTest, AreProductsOfMatricesToRegions) {
 }
 
 // ---- the balance ----
+
+// The sums of one forward make its loss of balance, and those of several the loss of all their tokens.
+TEST(ExpertsTest, SumsOfTheRouterAreTakenOnceAndMakeTheLossOfAllTokens) {
+  ExpertsOptions options = options_of();
+  EXPECT_THAT(error_of([&] { make_experts(options)->router_sums(); }),
+              HasSubstr("set ExpertsOptions::keep_router_sums"));
+  options.balance_loss = 1;
+  options.keep_router_sums = true;
+  Experts layer = make_experts(options);
+  EXPECT_FALSE(layer->router_sums());
+  const Tensor first = tokens_of(6, 1), second = tokens_of(9, 2);
+  const auto loss_of = [&](const RouterSums& sums) {
+    return (sums.chosen * sums.probabilities).sum() *
+           (static_cast<double>(options.experts) / static_cast<double>(sums.tokens * sums.tokens));
+  };
+  const auto gradient_of = [&](const Tensor& loss) {
+    layer->router.mutable_grad() = Tensor();
+    loss.backward();
+    return layer->router.grad().clone();
+  };
+  layer(first);
+  layer(second);
+  const auto both = layer->router_sums();
+  layer->auxiliary_loss();
+  EXPECT_EQ(both->tokens, 15);
+  EXPECT_FALSE(layer->router_sums());
+  layer(torch::cat({first, second}));
+  const Tensor of_one = loss_of(*layer->router_sums());
+  const Tensor own = layer->auxiliary_loss();
+  EXPECT_NEAR(of_one.item<double>(), own.item<double>(), 1e-6);
+  EXPECT_NEAR(loss_of(*both).item<double>(), own.item<double>(), 1e-6);
+  const Tensor wanted = gradient_of(own);
+  EXPECT_LT(distance(gradient_of(loss_of(*both)), wanted), 1e-6);
+  layer->eval();
+  layer(first);
+  EXPECT_FALSE(layer->router_sums()) << "evaluation adds nothing";
+}
 
 TEST(ExpertsTest, AnAuxiliaryLossIsTakenOnceAndIsTheSumOfItsForwards) {
   ExpertsOptions options = options_of();

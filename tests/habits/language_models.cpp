@@ -4,7 +4,7 @@
 
 #include "tests/habits/scripts.h"
 #include "zeropage/fused.h"
-#include "zeropage/weights_source.h"
+#include "zeropage/saving.h"
 
 namespace zeropage::habits_of_language_models {
 namespace {

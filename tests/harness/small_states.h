@@ -14,7 +14,6 @@
 
 #include "state/block_checksums.h"
 #include "zeropage/saved_state.h"
-#include "zeropage/state_error.h"
 #include "zeropage/state_folder.h"
 
 namespace zeropage::testing {

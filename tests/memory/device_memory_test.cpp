@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "memory/charged_block.h"
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
 #include "zeropage/bytes.h"
 #include "zeropage/ledger.h"

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "memory/charged_block.h"
 #include "memory/meta_memory.h"
 #include "memory/storage.h"
 #include "zeropage/check.h"

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "memory/charged_block.h"
 #include "tests/harness/errors.h"
 #include "zeropage/bytes.h"
 #include "zeropage/testing.h"

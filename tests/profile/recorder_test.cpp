@@ -13,7 +13,6 @@
 #include "tests/harness/ranks.h"
 #include "tests/harness/reference.h"
 #include "zeropage/profile.h"
-#include "zeropage/profile_testing.h"
 #include "zeropage/profiler.h"
 #include "zeropage/testing.h"
 #include "zeropage/zeropage.h"

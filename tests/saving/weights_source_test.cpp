@@ -1,6 +1,4 @@
 // Weights of any format, straight into what ranks own.
-#include "zeropage/weights_source.h"
-
 #include <filesystem>
 
 #include <gmock/gmock.h>

@@ -8,7 +8,7 @@
 
 #include "tests/harness/disk_folder.h"
 #include "tests/harness/small_states.h"
-#include "zeropage/state_error.h"
+#include "zeropage/saved_state.h"
 
 namespace zeropage::state::file_writer_test {
 namespace {

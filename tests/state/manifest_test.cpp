@@ -7,7 +7,6 @@
 #include "tests/harness/byte_text.h"
 #include "tests/harness/sealed_manifest.h"
 #include "zeropage/saved_state.h"
-#include "zeropage/state_error.h"
 
 namespace zeropage::state::manifest_test {
 namespace {

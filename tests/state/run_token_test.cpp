@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/harness/small_states.h"
-#include "zeropage/state_error.h"
+#include "zeropage/saved_state.h"
 
 namespace zeropage::state::run_token_test {
 namespace {

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include "zeropage/saved_state.h"
-#include "zeropage/state_error.h"
 
 namespace zeropage::state::safetensors_test {
 namespace {

@@ -7,7 +7,6 @@
 #include <gtest/gtest.h>
 
 #include "tests/harness/small_states.h"
-#include "zeropage/state_error.h"
 
 namespace zeropage::state::saved_state_test {
 namespace {

@@ -11,7 +11,6 @@
 
 #include "tests/harness/small_states.h"
 #include "zeropage/saved_state.h"
-#include "zeropage/state_error.h"
 
 namespace zeropage::state::state_folder_test {
 namespace {

@@ -258,7 +258,7 @@ std::string page() {
          page_of<checkpointing::ActivationOffloadOptions>("zeropage/activation_offload.h") +
          page_of<NvmeActivationsOptions>("zeropage/activation_offload.h") +
          page_of<checkpointing::CheckpointOptions>("zeropage/checkpoint.h") +
-         page_of<checkpointing::PartitionOptions>("zeropage/partitioned_checkpoints.h") +
+         page_of<checkpointing::PartitionOptions>("zeropage/activation_offload.h") +
          page_of<comm::WorldOptions>("zeropage/world.h") +
          page_of<comm::LaunchOptions>("zeropage/launcher.h") +
          page_of<comm::ThreadsOptions>("zeropage/world.h") +

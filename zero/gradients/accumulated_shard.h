@@ -13,7 +13,7 @@
 #include "zero/gradients/micro_step_sums.h"
 #include "zero/layout/shard_layout.h"
 #include "zero/tiers/tier_storage.h"
-#include "zeropage/pending.h"
+#include "zeropage/detail/pending.h"
 
 namespace zeropage::zero {
 

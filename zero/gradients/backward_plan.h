@@ -1,4 +1,4 @@
-// What the gradients of a backward are for. An accumulation (zero/gradients/gradient_accumulation.h) or no_sync()
+// What the gradients of a backward are for. An accumulation (accumulate/gradient_accumulation.h) or no_sync()
 // sets it; otherwise the defaults hold.
 #pragma once
 
@@ -31,7 +31,7 @@ struct BackwardPlan {
   // What the reduction makes of the ranks' gradients: kMean or kSum.
   comm::ReduceOp op = comm::ReduceOp::kMean;
   StepPart part = StepPart::kAll;
-  // This rank's loss counts nothing, so what is not finite in its gradients is none; its collectives take place.
+  // It brings no gradients, whatever they are; its collectives take place.
   bool discards = false;
   // What an update that is made in the backward itself multiplies its gradients by.
   double factor = 1;

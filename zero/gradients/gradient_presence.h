@@ -13,7 +13,7 @@
 
 #include "zero/agreement/agreement_hashes.h"
 #include "zeropage/communicator.h"
-#include "zeropage/pending.h"
+#include "zeropage/detail/pending.h"
 
 namespace zeropage::zero {
 

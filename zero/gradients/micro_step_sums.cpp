@@ -7,6 +7,10 @@
 
 namespace zeropage::zero {
 
+SumOrder sum_order_of(const Options& options) {
+  return options.world_invariant ? SumOrder::kTree : SumOrder::kRunning;
+}
+
 bool MicroStepSums::empty() const {
   return std::none_of(partial_sums_.begin(), partial_sums_.end(),
                       [](const at::Tensor& sum) { return sum.defined(); });

@@ -18,9 +18,14 @@
 
 #include <ATen/core/TensorBody.h>
 
+#include "zeropage/options.h"
+
 namespace zeropage::zero {
 
 enum class SumOrder : uint8_t { kRunning, kTree };
+
+// kTree where Options::world_invariant promises the same bits for each split.
+SumOrder sum_order_of(const Options& options);
 
 class MicroStepSums {
  public:

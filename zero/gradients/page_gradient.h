@@ -4,7 +4,7 @@
 //   kReduced, kSummed --reopen()--> kReopened --start()--> kReducing
 //   kReopened --end_without_reduction()--> kCollecting
 //
-// gradient_state.h has the table of all moves.
+// kGradientMoves has all moves.
 //
 // While it collects, the bucket has this rank's own gradient, and p.grad() of the parameters are slots in
 // it. A reduced gradient that was not zeroed when the page is reopened is kept, and added to the next one: a mean
@@ -18,20 +18,68 @@
 // Lifetime: the pages, the parameters and the buckets outlive it. Threads: the thread that runs backward.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include <ATen/core/TensorBody.h>
 
 #include "zero/gradients/backward_plan.h"
+#include "zero/gradients/bucket.h"
 #include "zero/gradients/gradient_buckets.h"
 #include "zero/gradients/gradient_presence.h"
-#include "zero/gradients/gradient_slots.h"
-#include "zero/gradients/gradient_state.h"
-#include "zero/gradients/training_parameters.h"
-#include "zeropage/pending.h"
+#include "zero/gradients/hooks.h"
+#include "zeropage/detail/pending.h"
 
 namespace zeropage::zero {
+
+enum class GradientState : uint8_t {
+  kCollecting,  // this rank's own gradients come into the bucket
+  kReopened,    // the same, and what was reduced before is kept beside, to be added
+  kReducing,    // the bucket travels
+  kReduced,     // the mean is there
+  kSummed,      // a part of a sum over micro-batches is there
+};
+inline constexpr size_t kGradientStateCount = 5;
+
+// "collecting".
+std::string_view name(GradientState state);
+
+struct GradientMove {
+  GradientState from;
+  GradientState to;
+  std::string_view by;  // the methods of PageGradient that make it
+};
+
+inline constexpr auto kGradientMoves = [] {
+  using enum GradientState;
+  return std::array<GradientMove, 11>{{
+      {kCollecting, kReducing, "start"},
+      {kReopened, kReducing, "start"},
+      {kReducing, kReduced, "close"},
+      {kReducing, kSummed, "close"},
+      {kReduced, kReopened, "reopen"},
+      {kSummed, kReopened, "reopen"},
+      {kCollecting, kCollecting, "end_without_reduction, abandon, drop"},
+      {kReopened, kCollecting, "end_without_reduction, abandon, drop"},
+      {kReduced, kReduced, "drop"},
+      {kSummed, kReduced, "drop"},
+      // A backward that threw between start and close: what travelled is dropped.
+      {kReducing, kCollecting, "drop"},
+  }};
+}();
+
+// Every change of the state goes through move_to().
+class GradientStateMachine {
+ public:
+  GradientState now() const { return now_; }
+  // Throws c10::Error where kGradientMoves has no such move.
+  void move_to(GradientState next);
+
+ private:
+  GradientState now_ = GradientState::kCollecting;
+};
 
 class PageGradient {
  public:

@@ -19,8 +19,8 @@
 
 #include "paging/pager.h"
 #include "paging/pins.h"
+#include "zero/gradients/gradient_buckets.h"
 #include "zero/gradients/gradient_memory.h"
-#include "zero/gradients/reduced_gradients.h"
 #include "zero/pages/parameter_pages.h"
 
 namespace zeropage::zero {

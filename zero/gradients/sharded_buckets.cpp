@@ -2,9 +2,8 @@
 
 #include <utility>
 
-#include "zero/gradients/bucket_gaps.h"
+#include "zero/gradients/bucket.h"
 #include "zero/gradients/expert_mean.h"
-#include "zero/gradients/sum_order.h"
 #include "zero/tiers/page_offload.h"
 #include "zeropage/check.h"
 #include "zeropage/event_sink.h"

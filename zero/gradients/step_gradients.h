@@ -11,17 +11,16 @@
 #include <ATen/core/TensorBody.h>
 
 #include "paging/pins.h"
-#include "zero/gradients/gradient_reducer.h"
-#include "zero/gradients/offered_mean.h"
-#include "zero/gradients/own_gradients.h"
-#include "zeropage/pending.h"
+#include "zero/gradients/backward.h"
+#include "zero/gradients/gradient_looks.h"
+#include "zeropage/detail/pending.h"
 
 namespace zeropage::zero {
 
 class StepGradients {
  public:
   explicit StepGradients(std::shared_ptr<GradientReducer> reducer)
-      : reducer_(std::move(reducer)), mean_(reducer_), own_(reducer_) {}
+      : reducer_(std::move(reducer)), mean_(reducer_), hand_set_(reducer_) {}
 
   // Makes the gradients ready for a step: reduces them if no backward since the last step did, and takes
   // over what was written to p.grad() since. Collective. Throws in the middle of an accumulation.
@@ -32,7 +31,7 @@ class StepGradients {
   // After a step: the next prepare() is about new gradients.
   void end_step() {
     reducer_->begin_cycle();
-    own_.begin_step();
+    hand_set_.begin_step();
   }
 
   // Whether they are what the next step takes: a backward since the last one has averaged them, no other
@@ -75,7 +74,7 @@ class StepGradients {
 
   const std::shared_ptr<GradientReducer> reducer_;
   OfferedMean mean_;
-  OwnGradients own_;
+  HandSetGradients hand_set_;
   bool have_optimizer_ = false;
 };
 

@@ -6,9 +6,8 @@
 #include "paging/trap.h"
 #include "parallel/slice_gradient.h"
 #include "parallel/slice_mark.h"
-#include "zero/gradients/bucket_gaps.h"
+#include "zero/gradients/bucket.h"
 #include "zero/gradients/expert_mean.h"
-#include "zero/gradients/sum_order.h"
 #include "zeropage/event_sink.h"
 #include "zeropage/ledger.h"
 

@@ -8,8 +8,8 @@
 #include <ATen/core/TensorBody.h>
 #include <torch/nn/module.h>
 
+#include "zeropage/detail/slices.h"
 #include "zeropage/options.h"
-#include "zeropage/slices.h"
 #include "zeropage/world.h"
 
 namespace zeropage::zero {

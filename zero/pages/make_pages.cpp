@@ -68,7 +68,7 @@ PageParts make_pages(PageWorlds worlds, std::vector<NamedParameter> parameters,
   made.masters->begin_noticing();
   const auto user_writes = std::make_shared<UserWrites>(made.pages, made.memory);
   made.paging = std::make_shared<WholePages>(made.pages, made.memory, user_writes, options.paging);
-  made.in_place = std::make_shared<ParametersInPlace>(made.pages, made.memory);
+  made.in_place = std::make_shared<ModulePlacement>(made.pages, made.memory);
   made.writes = std::make_shared<PageWrites>(made.pages, made.masters, made.paging, made.in_place,
                                              user_writes);
   return made;

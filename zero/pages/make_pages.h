@@ -10,11 +10,11 @@
 #include "zero/layout/deferred_values.h"
 #include "zero/layout/module_parameters.h"
 #include "zero/pages/master_weights.h"
+#include "zero/pages/module_placement.h"
 #include "zero/pages/page_memory.h"
 #include "zero/pages/page_worlds.h"
 #include "zero/pages/page_writes.h"
 #include "zero/pages/parameter_pages.h"
-#include "zero/pages/parameters_in_place.h"
 #include "zero/pages/whole_pages.h"
 #include "zeropage/options.h"
 
@@ -38,7 +38,7 @@ struct PageParts {
   // When a sharded page is whole.
   std::shared_ptr<WholePages> paging;
   // Whether the module still has its parameters there.
-  std::shared_ptr<ParametersInPlace> in_place;
+  std::shared_ptr<ModulePlacement> in_place;
   // Passes writes to parameters to what depends on them.
   std::shared_ptr<PageWrites> writes;
 };

@@ -9,6 +9,7 @@
 #include "memory/storage.h"
 #include "operators/tensor_mark.h"
 #include "optim/split_values.h"
+#include "parallel/experts/experts_mark.h"
 #include "zero/pages/tier_use.h"
 
 namespace zeropage::zero {
@@ -50,7 +51,16 @@ void PageFiller::replay(const DeferredValues& deferred, const std::vector<size_t
   std::vector<at::Tensor> targets;
   std::unordered_map<const c10::StorageImpl*, size_t> storage_of_target;
   std::unordered_multimap<const c10::StorageImpl*, at::Tensor> buffers;
+  std::unordered_map<const c10::StorageImpl*, at::Tensor> wholes;  // of experts that were cut
   for (const size_t storage : storages) {
+    auto* const cut = parallel::experts::experts_mark_of(first_in(storage));
+    if (cut != nullptr && cut->is_without_values()) {
+      const at::Tensor whole = cut->take_whole_without_values();
+      storage_of_target.emplace(whole.storage().unsafeGetStorageImpl(), storage);
+      wholes.emplace(whole.storage().unsafeGetStorageImpl(), whole);
+      targets.push_back(whole);
+      continue;
+    }
     storage_of_target.emplace(first_in(storage).storage().unsafeGetStorageImpl(), storage);
     for (const size_t index : pages_.storages()[storage].parameters) {
       targets.push_back(pages_.parameters()[index].parameter.tensor);
@@ -64,7 +74,9 @@ void PageFiller::replay(const DeferredValues& deferred, const std::vector<size_t
   deferred.tape.replay(targets, [&](const c10::StorageImpl& storage, const at::Tensor& values) {
     const auto known = storage_of_target.find(&storage);
     if (known != storage_of_target.end()) {
-      take_over(known->second, values);
+      const auto whole = wholes.find(&storage);
+      take_over(known->second,
+                whole == wholes.end() ? values : own_experts(known->second, whole->second, values));
       return;
     }
     const auto [first, last] = buffers.equal_range(&storage);
@@ -72,6 +84,17 @@ void PageFiller::replay(const DeferredValues& deferred, const std::vector<size_t
       memory::adopt_storage(buffer->second, values.storage(), values.scalar_type());
     }
   });
+}
+
+// values: [numel of all experts], which become those of rank 0 along "expert". Returns this rank's.
+at::Tensor PageFiller::own_experts(size_t storage, const at::Tensor& whole,
+                                   const at::Tensor& values) const {
+  const NamedParameter& named =
+      pages_.parameters()[pages_.storages()[storage].parameters.front()].parameter;
+  const ParameterSlice& slice = *named.slice;
+  const std::string what = "parameter \"" + named.name() + "\"";
+  slice.ranks.communicator().broadcast(values, /*root=*/0, what).wait();
+  return slice.cut.take(values.view(whole.sizes()), slice.ranks.rank()).view(-1);
 }
 
 // values: [numel of the storage]; become rank 0's, and are let go.

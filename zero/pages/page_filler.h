@@ -30,6 +30,7 @@ class PageFiller {
  private:
   const at::Tensor& first_in(size_t storage) const;
   void replay(const DeferredValues& deferred, const std::vector<size_t>& storages);
+  at::Tensor own_experts(size_t storage, const at::Tensor& whole, const at::Tensor& values) const;
   void take_over(size_t storage, const at::Tensor& values);
   void keep_part(size_t storage, const at::Tensor& values);
   void live_in_page(size_t storage);

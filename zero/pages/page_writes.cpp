@@ -10,7 +10,7 @@ namespace zeropage::zero {
 PageWrites::PageWrites(std::shared_ptr<ParameterPages> pages,
                        std::shared_ptr<MasterWeights> masters,
                        std::shared_ptr<const WholePages> paging,
-                       std::shared_ptr<const ParametersInPlace> in_place,
+                       std::shared_ptr<const ModulePlacement> in_place,
                        std::shared_ptr<UserWrites> user_writes)
     : pages_(std::move(pages)),
       masters_(std::move(masters)),

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "zero/pages/master_weights.h"
+#include "zero/pages/module_placement.h"
 #include "zero/pages/parameter_pages.h"
-#include "zero/pages/parameters_in_place.h"
 #include "zero/pages/user_writes.h"
 #include "zero/pages/whole_pages.h"
 
@@ -23,7 +23,7 @@ class PageWrites {
  public:
   PageWrites(std::shared_ptr<ParameterPages> pages, std::shared_ptr<MasterWeights> masters,
              std::shared_ptr<const WholePages> paging,
-             std::shared_ptr<const ParametersInPlace> in_place,
+             std::shared_ptr<const ModulePlacement> in_place,
              std::shared_ptr<UserWrites> user_writes);
 
   // What scripts wrote. It has all of it after write_back(): until then something may be in a sharded page that is
@@ -71,7 +71,7 @@ class PageWrites {
   const std::shared_ptr<ParameterPages> pages_;
   const std::shared_ptr<MasterWeights> masters_;
   const std::shared_ptr<const WholePages> paging_;
-  const std::shared_ptr<const ParametersInPlace> in_place_;
+  const std::shared_ptr<const ModulePlacement> in_place_;
   const std::shared_ptr<UserWrites> user_writes_;
   // By parameter: its tensor's when a backward made its step (StepWhen::kInBackward), or 0.
   std::vector<int64_t> versions_;

@@ -4,7 +4,7 @@
 #include <bit>
 #include <utility>
 
-#include "zero/gradients/accumulate_hooks.h"
+#include "zero/gradients/hooks.h"
 #include "zero/setup/choose_gradients.h"
 #include "zero/setup/memory_limits.h"
 #include "zero/setup/memory_need.h"

@@ -7,10 +7,10 @@
 #include <torch/nn/module.h>
 
 #include "zero/agreement/rank_agreement.h"
-#include "zero/gradients/gradient_reducer.h"
-#include "zero/gradients/norm_sums.h"
+#include "zero/gradients/backward.h"
 #include "zero/gradients/step_gradients.h"
 #include "zero/layout/module_parameters.h"
+#include "zero/norms/norm_sums.h"
 #include "zero/pages/make_pages.h"
 #include "zero/setup/step_facts.h"
 #include "zeropage/options.h"

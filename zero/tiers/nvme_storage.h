@@ -19,7 +19,7 @@
 
 #include "offload/nvme_file.h"
 #include "zero/tiers/tier_storage.h"
-#include "zeropage/pending.h"
+#include "zeropage/detail/pending.h"
 
 namespace zeropage::zero {
 

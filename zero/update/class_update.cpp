@@ -10,11 +10,11 @@
 #include <torch/serialize/archive.h>
 #include <torch/utils.h>
 
+#include "memory/charged_block.h"
 #include "optim/adopt_copy.h"
 #include "zero/update/archive_values.h"
 #include "zeropage/check.h"
 #include "zeropage/options.h"
-#include "zeropage/testing.h"
 
 namespace zeropage::zero {
 namespace {

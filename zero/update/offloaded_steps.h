@@ -31,8 +31,8 @@
 #include "zero/tiers/page_offload.h"
 #include "zero/update/page_update.h"
 #include "zero/update/upload_buffers.h"
+#include "zeropage/detail/pending.h"
 #include "zeropage/ledger.h"
-#include "zeropage/pending.h"
 
 namespace zeropage::zero {
 

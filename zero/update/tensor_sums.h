@@ -13,7 +13,7 @@
 #include "optim/norm_table.h"
 #include "optim/tensor_form.h"
 #include "zero/pages/parameter_pages.h"
-#include "zeropage/pending.h"
+#include "zeropage/detail/pending.h"
 
 namespace zeropage::zero {
 

@@ -10,7 +10,7 @@
 #include <ATen/core/TensorBody.h>
 
 #include "zero/tiers/tier_storage.h"
-#include "zeropage/pending.h"
+#include "zeropage/detail/pending.h"
 
 namespace zeropage::zero {
 

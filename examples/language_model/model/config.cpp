@@ -6,99 +6,30 @@
 #include <stdexcept>
 #include <utility>
 
+#include "language_model/model/config_fields.h"
+
 namespace language_model {
 namespace {
 
 using nlohmann::json;
 
-constexpr std::array<std::pair<const char*, Architecture>, 4> kArchitectures = {
+constexpr std::array<std::pair<const char*, Architecture>, 7> kArchitectures = {
     {{"llama", Architecture::kLlama},
      {"mistral", Architecture::kMistral},
      {"qwen2", Architecture::kQwen2},
-     {"gpt2", Architecture::kGpt2}}};
+     {"gpt2", Architecture::kGpt2},
+     {"mixtral", Architecture::kMixtral},
+     {"qwen2_moe", Architecture::kQwen2Moe},
+     {"qwen3_moe", Architecture::kQwen3Moe}}};
 
-// Takes fields out of a JSON object and collects what is wrong with them.
-class Fields {
- public:
-  Fields(const json& object, std::string name) : object_(object), name_(std::move(name)) {}
-
-  bool has(const char* key) const { return object_.contains(key) && !object_[key].is_null(); }
-  void refuse(const std::string& what) { problems_.push_back(what); }
-
-  // 1 or more.
-  int64_t count(const char* key, int64_t otherwise) {
-    if (!has(key)) return otherwise;
-    const json& value = object_[key];
-    if (value.is_number_integer() && value > 0 && value < (int64_t{1} << 40)) return value;
-    refuse(std::string(key) + ": expected a whole number above 0, got " + value.dump());
-    return otherwise;
-  }
-  double positive(const char* key, double otherwise) {
-    if (!has(key)) return otherwise;
-    const json& value = object_[key];
-    if (value.is_number() && value > 0) return value;
-    refuse(std::string(key) + ": expected a number above 0, got " + value.dump());
-    return otherwise;
-  }
-  double probability(const char* key, double otherwise) {
-    if (!has(key)) return otherwise;
-    const json& value = object_[key];
-    if (value.is_number() && value >= 0 && value < 1) return value;
-    refuse(std::string(key) + ": expected a probability below 1, got " + value.dump());
-    return otherwise;
-  }
-  bool flag(const char* key, bool otherwise) {
-    if (!has(key)) return otherwise;
-    if (object_[key].is_boolean()) return object_[key];
-    refuse(std::string(key) + ": expected true or false, got " + object_[key].dump());
-    return otherwise;
-  }
-  // Refuses other words than these.
-  void word(const char* key, const std::vector<std::string>& known) {
-    if (!has(key)) return;
-    for (const std::string& word : known) {
-      if (object_[key] == word) return;
-    }
-    refuse(std::string(key) + ": expected \"" + known.front() + "\", got " + object_[key].dump());
-  }
-  // Refuses a part of a model that is not built here.
-  void must_be(const char* key, const json& expected) {
-    if (!has(key) || object_[key] == expected) return;
-    refuse(std::string(key) + ": " + object_[key].dump() + " is not supported, only " +
-           expected.dump());
-  }
-  // A token, or a list of some.
-  std::vector<int64_t> tokens(const char* key) {
-    if (!has(key)) return {};
-    const json& value = object_[key];
-    std::vector<int64_t> found;
-    for (const json& token : value.is_array() ? value : json::array({value})) {
-      if (!token.is_number_integer() || token < 0) {
-        refuse(std::string(key) + ": expected a token's number, got " + token.dump());
-        return {};
-      }
-      found.push_back(token);
-    }
-    return found;
-  }
-  const json& object() const { return object_; }
-
-  void check() const {
-    if (problems_.empty()) return;
-    std::string message = name_ + ": this model cannot be built:";
-    for (const std::string& problem : problems_) message += "\n  " + problem;
-    throw std::runtime_error(message);
-  }
-
- private:
-  const json& object_;
-  const std::string name_;
-  std::vector<std::string> problems_;
-};
+bool has_experts(Architecture architecture) {
+  return architecture == Architecture::kMixtral || architecture == Architecture::kQwen2Moe ||
+         architecture == Architecture::kQwen3Moe;
+}
 
 // Fields by which models of other kinds compute something else, and their values with which they do not. A config.json whose
 // model_type was changed by hand has them.
-void refuse_other_arithmetic(Fields& fields) {
+void refuse_other_arithmetic(ConfigFields& fields, Architecture architecture) {
   const std::vector<std::pair<const char*, json>> neutral = {
       // Granite
       {"embedding_multiplier", 1.0},
@@ -125,11 +56,15 @@ void refuse_other_arithmetic(Fields& fields) {
       {"rotary_pct", 1.0},
       {"no_rope_layer_interval", nullptr},
       {"alibi", false},
-      // Mixtures of experts
-      {"num_local_experts", nullptr},
-      {"num_experts", nullptr},
+      // Mixtures of experts of other kinds
       {"n_routed_experts", nullptr},
+      {"num_shared_experts", nullptr},
+      {"router_jitter_noise", 0.0},
+      {"routed_scaling_factor", 1.0},
   };
+  if (!has_experts(architecture)) {
+    for (const char* key : {"num_local_experts", "num_experts"}) fields.must_be(key, nullptr);
+  }
   for (const auto& [key, value] : neutral) fields.must_be(key, value);
   if (fields.has("no_rope_layers")) {
     const json& layers = fields.object()["no_rope_layers"];
@@ -148,7 +83,7 @@ void refuse_other_arithmetic(Fields& fields) {
   }
 }
 
-void read_scaling(Fields& fields, const char* key, ModelConfig& config) {
+void read_scaling(ConfigFields& fields, const char* key, ModelConfig& config) {
   if (!fields.has(key)) return;
   const json& scaling = fields.object()[key];
   if (!scaling.is_object()) {
@@ -165,7 +100,7 @@ void read_scaling(Fields& fields, const char* key, ModelConfig& config) {
                   " are not supported, only \"default\" and \"llama3\"");
     return;
   }
-  Fields inner(scaling, key);
+  ConfigFields inner(scaling, key);
   RopeScaling found;
   for (const char* needed :
        {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}) {
@@ -185,27 +120,70 @@ void read_scaling(Fields& fields, const char* key, ModelConfig& config) {
 
 struct Defaults {
   int64_t vocabulary, mlp_width, key_value_heads, context;
+  double norm_epsilon = 1e-6, rope_theta = 1e4;
+  int64_t width = 4096, layers = 32, heads = 32;
 };
 
-Defaults defaults_of(Architecture architecture, int64_t heads) {
+Defaults defaults_of(Architecture architecture) {
   switch (architecture) {
     case Architecture::kMistral:
       return {32000, 14336, 8, 131072};
     case Architecture::kQwen2:
       return {151936, 22016, 32, 32768};
+    case Architecture::kMixtral:
+      return {32000, 14336, 8, 131072, 1e-5, 1e6};
+    case Architecture::kQwen2Moe:
+      return {151936, 5632, 16, 32768, 1e-6, 1e4, 2048, 24, 16};
+    case Architecture::kQwen3Moe:
+      return {151936, 6144, 4, 32768, 1e-6, 1e4, 2048, 24, 32};
     default:
-      return {32000, 11008, heads, 2048};
+      return {32000, 11008, 0, 2048};
   }
 }
 
-void read_llama(Fields& fields, ModelConfig& config) {
-  config.width = fields.count("hidden_size", 4096);
-  config.layers = fields.count("num_hidden_layers", 32);
-  config.heads = fields.count("num_attention_heads", 32);
-  const Defaults defaults = defaults_of(config.architecture, config.heads);
+// Which layers have experts, and what those are.
+void read_experts(ConfigFields& fields, ModelConfig& config) {
+  if (!has_experts(config.architecture)) return;
+  const bool is_mixtral = config.architecture == Architecture::kMixtral;
+  const bool is_qwen2 = config.architecture == Architecture::kQwen2Moe;
+  ExpertsConfig experts;
+  const char* const count = fields.has("num_local_experts") ? "num_local_experts" : "num_experts";
+  experts.count = fields.count(count, is_mixtral ? 8 : is_qwen2 ? 60 : 128);
+  experts.active = fields.count("num_experts_per_tok", is_mixtral ? 2 : is_qwen2 ? 4 : 8);
+  if (experts.active > experts.count) {
+    fields.refuse("num_experts_per_tok " + std::to_string(experts.active) + " is more than the " +
+                  std::to_string(experts.count) + " experts that a layer has (" + count + ")");
+  }
+  experts.balance_loss = fields.not_negative("router_aux_loss_coef", 0.001);
+  experts.width = config.mlp_width;
+  if (!is_mixtral) {
+    experts.width = fields.count("moe_intermediate_size", is_qwen2 ? 1408 : 768);
+    experts.normalise = fields.flag("norm_topk_prob", false);
+    experts.sparse_step = fields.count("decoder_sparse_step", 1);
+    experts.dense_layers = fields.tokens("mlp_only_layers");
+  }
+  if (is_qwen2) experts.shared_width = fields.count("shared_expert_intermediate_size", 5632);
+  config.experts = experts;
+  config.head_norms = config.architecture == Architecture::kQwen3Moe;
+  if (is_qwen2) config.query_bias = fields.flag("qkv_bias", true);
+  if (config.head_norms)
+    config.query_bias = config.output_bias = fields.flag("attention_bias", false);
+  for (int64_t layer = 0; layer < config.layers; ++layer) {
+    if (is_sparse(config, layer)) return;
+  }
+  fields.refuse("decoder_sparse_step and mlp_only_layers leave no layer with experts");
+}
+
+void read_llama(ConfigFields& fields, ModelConfig& config) {
+  const Defaults defaults = defaults_of(config.architecture);
+  config.width = fields.count("hidden_size", defaults.width);
+  config.layers = fields.count("num_hidden_layers", defaults.layers);
+  config.heads = fields.count("num_attention_heads", defaults.heads);
   config.vocabulary = fields.count("vocab_size", defaults.vocabulary);
   config.mlp_width = fields.count("intermediate_size", defaults.mlp_width);
-  config.key_value_heads = fields.count("num_key_value_heads", defaults.key_value_heads);
+  config.key_value_heads =
+      fields.count("num_key_value_heads",
+                   defaults.key_value_heads > 0 ? defaults.key_value_heads : config.heads);
   config.context = fields.count("max_position_embeddings", defaults.context);
   if (!fields.has("head_dim") && config.width % config.heads != 0) {
     fields.refuse("hidden_size " + std::to_string(config.width) + " is no multiple of the " +
@@ -216,8 +194,8 @@ void read_llama(Fields& fields, ModelConfig& config) {
     fields.refuse("head_dim " + std::to_string(config.head_width) +
                   ": rotary positions need an even one");
   }
-  config.norm_epsilon = fields.positive("rms_norm_eps", 1e-6);
-  config.rope_theta = fields.positive("rope_theta", 10000);
+  config.norm_epsilon = fields.positive("rms_norm_eps", defaults.norm_epsilon);
+  config.rope_theta = fields.positive("rope_theta", defaults.rope_theta);
   config.tied_head = fields.flag("tie_word_embeddings", false);
   const bool is_qwen2 = config.architecture == Architecture::kQwen2;
   const bool is_llama = config.architecture == Architecture::kLlama;
@@ -230,7 +208,9 @@ void read_llama(Fields& fields, ModelConfig& config) {
         fields.object().contains("sliding_window") && fields.object()["sliding_window"].is_null();
     if (!is_null) config.window = fields.count("sliding_window", 4096);
   }
-  if (is_llama) fields.must_be("sliding_window", nullptr);
+  if (is_llama || config.architecture == Architecture::kMixtral)
+    fields.must_be("sliding_window", nullptr);
+  read_experts(fields, config);
   fields.must_be("use_sliding_window", false);
   fields.must_be("partial_rotary_factor", 1.0);
   fields.must_be("attention_dropout", 0.0);
@@ -239,7 +219,7 @@ void read_llama(Fields& fields, ModelConfig& config) {
   read_scaling(fields, "rope_parameters", config);
 }
 
-void read_gpt2(Fields& fields, ModelConfig& config) {
+void read_gpt2(ConfigFields& fields, ModelConfig& config) {
   config.width = fields.count("n_embd", 768);
   config.layers = fields.count("n_layer", 12);
   config.heads = fields.count("n_head", 12);
@@ -274,19 +254,33 @@ int64_t longest_sequence(const ModelConfig& config) {
   return std::min(config.context, config.window.value_or(config.context));
 }
 
+bool is_sparse(const ModelConfig& config, int64_t layer) {
+  if (!config.experts) return false;
+  const auto& dense = config.experts->dense_layers;
+  return (layer + 1) % config.experts->sparse_step == 0 &&
+         std::find(dense.begin(), dense.end(), layer) == dense.end();
+}
+
 int64_t count_parameters(const ModelConfig& config) {
   const int64_t d = config.width, queries = config.heads * config.head_width;
   const int64_t keys = 2 * config.key_value_heads * config.head_width;
   const bool is_gpt2 = config.architecture == Architecture::kGpt2;
   const int64_t projections = is_gpt2 ? 2 : 3;
-  int64_t layer = d * (queries + keys) + queries * d + projections * d * config.mlp_width;
-  layer += is_gpt2 ? 4 * d : 2 * d;
+  int64_t layer = d * (queries + keys) + queries * d + (is_gpt2 ? 4 * d : 2 * d);
   if (config.query_bias) layer += queries + keys;
   if (config.output_bias) layer += d;
-  if (config.mlp_bias) layer += (projections - 1) * config.mlp_width + d;
+  if (config.head_norms) layer += 2 * config.head_width;
+  int64_t dense = projections * d * config.mlp_width;
+  if (config.mlp_bias) dense += (projections - 1) * config.mlp_width + d;
+  const ExpertsConfig experts = config.experts.value_or(ExpertsConfig{});
+  int64_t sparse = experts.count * (d + 3 * d * experts.width);
+  if (experts.shared_width > 0) sparse += d + 3 * d * experts.shared_width;
+  int64_t layers = 0;
+  for (int64_t i = 0; i < config.layers; ++i)
+    layers += layer + (is_sparse(config, i) ? sparse : dense);
   const int64_t embeddings = (config.vocabulary + (is_gpt2 ? config.context : 0)) * d;
   const int64_t head = config.tied_head ? 0 : config.vocabulary * d;
-  return embeddings + config.layers * layer + (is_gpt2 ? 2 * d : d) + head;
+  return embeddings + layers + (is_gpt2 ? 2 * d : d) + head;
 }
 
 ModelConfig config_from_json(const json& object, const std::string& name) {
@@ -308,9 +302,9 @@ ModelConfig config_from_json(const json& object, const std::string& name) {
                              (type.is_null() ? "is missing" : type.dump() + " is not known") +
                              "; known are " + known);
   }
-  Fields fields(object, name);
+  ConfigFields fields(object, name);
   fields.must_be("quantization_config", nullptr);
-  refuse_other_arithmetic(fields);
+  refuse_other_arithmetic(fields, config.architecture);
   if (config.architecture == Architecture::kGpt2) {
     read_gpt2(fields, config);
   } else {
@@ -384,6 +378,18 @@ json to_json(const ModelConfig& config, const std::string& dtype) {
         {"high_freq_factor", config.rope_scaling->high_frequency_factor},
         {"original_max_position_embeddings", config.rope_scaling->original_context}};
   }
+  if (config.experts) {
+    object.update({{"num_experts_per_tok", config.experts->active},
+                   {"router_aux_loss_coef", config.experts->balance_loss}});
+    if (config.architecture != Architecture::kMixtral) {
+      object.update({{"num_experts", config.experts->count},
+                     {"moe_intermediate_size", config.experts->width},
+                     {"norm_topk_prob", config.experts->normalise},
+                     {"decoder_sparse_step", config.experts->sparse_step},
+                     {"mlp_only_layers", config.experts->dense_layers},
+                     {"use_sliding_window", false}});
+    }
+  }
   switch (config.architecture) {
     case Architecture::kMistral:
       object["architectures"] = {"MistralForCausalLM"};
@@ -392,6 +398,20 @@ json to_json(const ModelConfig& config, const std::string& dtype) {
     case Architecture::kQwen2:
       object["architectures"] = {"Qwen2ForCausalLM"};
       object["use_sliding_window"] = false;
+      break;
+    case Architecture::kMixtral:
+      object.update({{"architectures", {"MixtralForCausalLM"}},
+                     {"sliding_window", nullptr},
+                     {"num_local_experts", config.experts->count}});
+      break;
+    case Architecture::kQwen2Moe:
+      object.update({{"architectures", {"Qwen2MoeForCausalLM"}},
+                     {"qkv_bias", config.query_bias},
+                     {"shared_expert_intermediate_size", config.experts->shared_width}});
+      break;
+    case Architecture::kQwen3Moe:
+      object.update(
+          {{"architectures", {"Qwen3MoeForCausalLM"}}, {"attention_bias", config.query_bias}});
       break;
     default:
       object["architectures"] = {"LlamaForCausalLM"};

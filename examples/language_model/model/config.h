@@ -16,7 +16,15 @@
 
 namespace language_model {
 
-enum class Architecture : uint8_t { kLlama, kMistral, kQwen2, kGpt2 };
+enum class Architecture : uint8_t {
+  kLlama,
+  kMistral,
+  kQwen2,
+  kGpt2,
+  kMixtral,
+  kQwen2Moe,
+  kQwen3Moe
+};
 // The word of model_type: "llama".
 const char* name_of(Architecture architecture);
 
@@ -28,6 +36,22 @@ struct RopeScaling {
   int64_t original_context = 8192;  // tokens
 
   bool operator==(const RopeScaling&) const = default;
+};
+
+// Layers whose MLP is a mixture of experts.
+struct ExpertsConfig {
+  int64_t count = 0;         // experts of a layer
+  int64_t active = 0;        // of a token
+  int64_t width = 0;         // between the projections of an expert
+  bool normalise = true;     // a token's weights are divided by their sum
+  int64_t shared_width = 0;  // of the expert that all tokens take beside theirs; 0: there is none
+  // Layer i, from 0 on, has experts where i + 1 is a multiple of sparse_step, and i is none of dense_layers.
+  int64_t sparse_step = 1;
+  std::vector<int64_t> dense_layers = {};
+  // Factor of the loss that evens out how often experts are chosen, in training.
+  double balance_loss = 0.001;
+
+  bool operator==(const ExpertsConfig&) const = default;
 };
 
 struct ModelConfig {
@@ -49,6 +73,8 @@ struct ModelConfig {
   bool query_bias = false;   // queries', keys' and values' projections have a bias
   bool output_bias = false;  // attention's output projection has one
   bool mlp_bias = false;     // the MLP's projections have one
+  bool head_norms = false;   // queries and keys are normalised, each head by itself
+  std::optional<ExpertsConfig> experts = {};
   double initial_deviation = 0.02;
   // GPT-2's alone, in training: of the embeddings' sum, of attention's probabilities, and of what a layer adds.
   double embedding_dropout = 0;
@@ -63,6 +89,8 @@ struct ModelConfig {
 
 // The longest sequence that the model computes rightly here. A window is not cut into the mask, so sequences end with it.
 int64_t longest_sequence(const ModelConfig& config);
+// Whether that layer, from 0 on, has experts.
+bool is_sparse(const ModelConfig& config, int64_t layer);
 // Parameters, a tied head once.
 int64_t count_parameters(const ModelConfig& config);
 

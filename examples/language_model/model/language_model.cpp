@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include <zeropage/expert_parallel.h>
+
 #include "language_model/model/gpt2.h"
 #include "language_model/model/llama.h"
 
@@ -40,10 +42,20 @@ void LanguageModel::share_rows(ContextAxis axis) {
       config_.attention_dropout,
       " of attention's weights in training, which attention over ranks cannot; set "
       "attention_dropout (attn_pdrop) to 0 in its config.json, or give each rank whole rows");
+  TORCH_CHECK(!config_.experts, "rows over ", ranks,
+              " ranks: the model has experts, whose loss of balance would be of a part of each "
+              "row; give each rank whole rows");
   TORCH_CHECK(axis.form == zeropage::parallel::ContextForm::kRing || config_.heads % ranks == 0,
               "rows over ", ranks, " ranks: the model's ", config_.heads,
               " heads are no multiple of them, as Ulysses needs; use the ring");
   context_ = std::move(axis);
+}
+
+void LanguageModel::spread_experts(const zeropage::comm::Mesh& mesh) {
+  TORCH_CHECK(config_.experts, "experts over ", mesh["expert"].size(), " ranks: a model of type ",
+              name_of(config_.architecture), " has no experts");
+  zeropage::expert_parallel(*this, mesh);
+  expert_ranks_ = mesh["expert"];
 }
 
 torch::Tensor LanguageModel::positions_of(const torch::Tensor& tokens,
@@ -102,16 +114,22 @@ torch::Tensor LanguageModel::body(const torch::Tensor& tokens, const torch::Tens
 
 torch::Tensor LanguageModel::forward(const torch::Tensor& tokens, const torch::Tensor& targets,
                                      const torch::Tensor& documents) {
-  return head_loss(final_norm(body(tokens, documents, nullptr)), head_weight(), targets);
+  const torch::Tensor x = final_norm(body(tokens, documents, nullptr));
+  const torch::Tensor loss = head_loss(x, head_weight(), targets);
+  const torch::Tensor balance = balance_loss();
+  return balance.defined() ? loss + balance : loss;
 }
 
 torch::Tensor LanguageModel::next_logits(const torch::Tensor& tokens, KeyValueCache& cache) {
   const torch::Tensor last = body(tokens, {}, &cache).slice(1, -1).squeeze(1);
+  balance_loss();
   return torch::linear(final_norm(last), head_weight()).to(torch::kFloat32);
 }
 
 torch::Tensor LanguageModel::logits(const torch::Tensor& tokens, const torch::Tensor& documents) {
-  return torch::linear(final_norm(body(tokens, documents, nullptr)), head_weight());
+  const torch::Tensor x = final_norm(body(tokens, documents, nullptr));
+  balance_loss();  // nobody else takes it
+  return torch::linear(x, head_weight());
 }
 
 double first_deviation(const ModelConfig& config, const std::string& name) {
@@ -148,6 +166,9 @@ void LanguageModel::add_adapters(const std::vector<std::string>& targets,
   for (auto& [name, layer] : layers) {
     for (size_t i = 0; i < targets.size(); ++i) {
       if (!ends_with_part(name, targets[i])) continue;
+      TORCH_CHECK(!config_.experts || name.find(".self_attn.") != std::string::npos, "layer \"",
+                  name, "\": adapters of a model with experts are for attention alone; leave \"",
+                  targets[i], "\" out");
       is_used[i] = true;
       if (!layer->has_adapter()) Projection(layer)->add_adapter(options);
     }

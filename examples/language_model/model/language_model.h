@@ -18,6 +18,7 @@
 
 #include <torch/torch.h>
 #include <zeropage/checkpoint.h>
+#include <zeropage/mesh.h>
 
 #include "language_model/model/config.h"
 #include "language_model/model/layers.h"
@@ -33,7 +34,8 @@ struct ForwardContext {
 
 class LanguageModel : public torch::nn::Module {
  public:
-  // The mean loss over the targets that are not kIgnored, fp32 []. documents: numbers of the documents that are packed into each
+  // The mean loss over the targets that are not kIgnored, fp32 []. In training of a model with experts, the loss of balance is added: what
+  // transformers adds with output_router_logits, of the tokens of this forward and of all layers together. documents: numbers of the documents that are packed into each
   // row. A token sees its own document only, and positions begin anew with each; undefined: a row is one document.
   torch::Tensor forward(const torch::Tensor& tokens, const torch::Tensor& targets,
                         const torch::Tensor& documents = {});
@@ -58,6 +60,14 @@ class LanguageModel : public torch::nn::Module {
   // Null: each rank has whole rows.
   const ContextAxis* context() const { return context_ ? &*context_ : nullptr; }
 
+  // Puts the layers' experts on the ranks along the mesh's axis "expert" (zeropage/expert_parallel.h). Throws where the model has none.
+  // Before the module is wrapped, over that mesh. Collective.
+  void spread_experts(const zeropage::comm::Mesh& mesh);
+  // The ranks that have all experts between them. Null: each rank has all.
+  const zeropage::comm::World* expert_ranks() const {
+    return expert_ranks_ ? &*expert_ranks_ : nullptr;
+  }
+
   const ModelConfig& config() const { return config_; }
 
  protected:
@@ -79,10 +89,13 @@ class LanguageModel : public torch::nn::Module {
                                   const ForwardContext& context) = 0;
   virtual torch::Tensor final_norm(const torch::Tensor& x) = 0;
   virtual const torch::Tensor& head_weight() const = 0;  // [vocabulary, width]
+  // The loss of balance of the training forwards since the last call; undefined where there is none.
+  virtual torch::Tensor balance_loss() { return {}; }
 
   const ModelConfig config_;
   zeropage::checkpointing::EveryBlocks recompute_;
   std::optional<ContextAxis> context_;
+  std::optional<zeropage::comm::World> expert_ranks_;
 };
 
 // The deviation with which a matrix of that name is drawn: config.initial_deviation, and less where GPT-2's layers add to what

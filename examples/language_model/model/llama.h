@@ -2,9 +2,12 @@
 //
 //   model.embed_tokens  model.layers.N.{input_layernorm, self_attn.{q,k,v,o}_proj, post_attention_layernorm,
 //   mlp.{gate,up,down}_proj}  model.norm  lm_head
+//
+// Mixtral, Qwen2-MoE and Qwen3-MoE: the same with a SparseMlp in the place of some or all MLPs.
 #pragma once
 
 #include "language_model/model/language_model.h"
+#include "language_model/model/mlp.h"
 
 namespace language_model {
 
@@ -16,28 +19,24 @@ class LlamaAttentionImpl : public torch::nn::Module {
  private:
   const int64_t head_width_;
   Projection q_proj{nullptr}, k_proj{nullptr}, v_proj{nullptr}, o_proj{nullptr};
+  RmsNorm q_norm{nullptr}, k_norm{nullptr};  // of each head; empty where there are none
 };
 TORCH_MODULE(LlamaAttention);
 
-class LlamaMlpImpl : public torch::nn::Module {
- public:
-  explicit LlamaMlpImpl(const ModelConfig& config);
-  torch::Tensor forward(const torch::Tensor& x);
-
- private:
-  Projection gate_proj{nullptr}, up_proj{nullptr}, down_proj{nullptr};
-};
-TORCH_MODULE(LlamaMlp);
-
 class LlamaLayerImpl : public torch::nn::Module {
  public:
-  explicit LlamaLayerImpl(const ModelConfig& config);
+  LlamaLayerImpl(const ModelConfig& config, int64_t layer);
   torch::Tensor forward(const torch::Tensor& x, int64_t layer, const ForwardContext& context);
+  // Null where the layer has none.
+  zeropage::parallel::ExpertsImpl* experts() {
+    return sparse.is_empty() ? nullptr : sparse->experts.get();
+  }
 
  private:
   RmsNorm input_layernorm{nullptr}, post_attention_layernorm{nullptr};
   LlamaAttention self_attn{nullptr};
   LlamaMlp mlp{nullptr};
+  SparseMlp sparse{nullptr};  // one of both is empty
 };
 TORCH_MODULE(LlamaLayer);
 
@@ -62,6 +61,7 @@ class Llama final : public LanguageModel {
                           const ForwardContext& context) override;
   torch::Tensor final_norm(const torch::Tensor& x) override { return model->norm(x); }
   const torch::Tensor& head_weight() const override { return lm_head->weight; }
+  torch::Tensor balance_loss() override;
 
   LlamaBody model{nullptr};
   Table lm_head{nullptr};

@@ -3,7 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
-#include <zeropage/process_memory.h>
+#include <zeropage/bytes.h>
 
 #include "command_line/command_line.h"
 #include "language_model/evaluate/evaluation.h"

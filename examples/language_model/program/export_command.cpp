@@ -2,7 +2,7 @@
 #include <memory>
 
 #include <CLI/CLI.hpp>
-#include <zeropage/process_memory.h>
+#include <zeropage/bytes.h>
 
 #include "language_model/program/commands.h"
 #include "language_model/program/run_flags.h"

@@ -3,7 +3,6 @@
 
 #include <CLI/CLI.hpp>
 #include <zeropage/bytes.h>
-#include <zeropage/process_memory.h>
 
 #include "command_line/command_line.h"
 #include "language_model/program/commands.h"

@@ -13,7 +13,6 @@
 #include <torch/torch.h>
 #include <zeropage/bytes.h>
 #include <zeropage/check.h>
-#include <zeropage/process_memory.h>
 
 #include "command_line/command_line.h"
 #include "progress/words.h"

@@ -6,10 +6,10 @@
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
+#include <zeropage/bytes.h>
 #include <zeropage/check.h>
 #include <zeropage/ledger.h>
 #include <zeropage/memory_report.h>
-#include <zeropage/process_memory.h>
 
 #include "command_line/command_line.h"
 #include "command_line/stop_signal.h"
@@ -112,6 +112,7 @@ class Run {
     json figures = {{"command", flags_.training == Training::kAdapters ? "lora" : "train"},
                     {"ranks", world_.size()},
                     {"context", flags_.context},
+                    {"expert_parallel", flags_.expert_parallel},
                     {"stage", flags_.run.stage},
                     {"dtype", flags_.run.dtype},
                     {"parameters", cost_.parameters},
@@ -167,10 +168,11 @@ class Run {
                                      .context = flags_.context,
                                      .context_form = flags_.context_form == "ulysses"
                                                          ? ContextForm::kUlysses
-                                                         : ContextForm::kRing};
+                                                         : ContextForm::kRing,
+                                     .expert_parallel = flags_.expert_parallel};
     if (flags_.training == Training::kAdapters && flags_.model.adapters.empty()) {
       open.adapters = {.options = flags_.adapter,
-                       .layers = adapter_layers(flags_, files_.config().architecture),
+                       .layers = adapter_layers(flags_, files_.config()),
                        .seed = flags_.seed};
     }
     auto model = flags_.training == Training::kFromTheBeginning

@@ -171,6 +171,11 @@ void add_train_flags(CLI::App& app, TrainFlags& flags) {
   app.add_option("--context-form", flags.context_form, "How attention runs over their tokens")
       ->check(CLI::IsMember({"ring", "ulysses"}))
       ->group(kRanks);
+  if (flags.training == Training::kAdapters) return;
+  app.add_option("--expert-parallel", flags.expert_parallel,
+                 "Neighbouring ranks that have the experts of each layer between them")
+      ->check(CLI::Range(1, 1024))
+      ->group(kRanks);
 }
 
 zeropage::Options sharding_of(const TrainFlags& flags) {
@@ -185,13 +190,22 @@ zeropage::Options sharding_of(const TrainFlags& flags) {
            "--parameters-on ", flags.run.parameter_tier,
            ": the optimizer would bring parameters back for its step; give --optimizer-on host or "
            "nvme too");
+  ZP_CHECK(flags.expert_parallel == 1 || flags.options.activation_budget_bytes == 0,
+           "--expert-parallel ", flags.expert_parallel,
+           ": ranks get other numbers of tokens for their experts, and --activation-budget would "
+           "keep other tensors on each; give --recompute-layers");
+  ZP_CHECK(flags.expert_parallel == 1 || flags.context == 1, "--expert-parallel ",
+           flags.expert_parallel, " and --context ", flags.context,
+           ": expected one of both; leave the other out");
   return options;
 }
 
 std::vector<std::string> adapter_layers(const TrainFlags& flags,
-                                        language_model::Architecture architecture) {
+                                        const language_model::ModelConfig& config) {
   if (!flags.layers.empty()) return flags.layers;
-  if (architecture == language_model::Architecture::kGpt2) return {"c_attn", "c_proj", "c_fc"};
+  if (config.experts) return {"q_proj", "k_proj", "v_proj", "o_proj"};
+  if (config.architecture == language_model::Architecture::kGpt2)
+    return {"c_attn", "c_proj", "c_fc"};
   return {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
 }
 

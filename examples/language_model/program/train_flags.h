@@ -31,6 +31,8 @@ struct TrainFlags {
   int context = 1;                    // ranks that have some of each row's tokens
   std::string context_form = "ring";  // or "ulysses"
 
+  int expert_parallel = 1;  // ranks that have a layer's experts between them
+
   std::string states = "fp32";  // of the optimizer; or bf16, 8bit
   bool recomputes_layers = false;
   std::string optimizer_tier = "device";  // or host, nvme
@@ -50,6 +52,6 @@ void add_train_flags(CLI::App& app, TrainFlags& flags);
 zeropage::Options sharding_of(const TrainFlags& flags);
 // Those that were asked for, or all kinds of layers that the model has.
 std::vector<std::string> adapter_layers(const TrainFlags& flags,
-                                        language_model::Architecture architecture);
+                                        const language_model::ModelConfig& config);
 
 }  // namespace zp_lm

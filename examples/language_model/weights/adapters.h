@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include <zeropage/weights_source.h>
+#include <zeropage/saving.h>
 
 #include "language_model/model/wrapped_model.h"
 

@@ -7,9 +7,11 @@
 #include <stdexcept>
 
 #include <zeropage/gathered_parameters.h>
+#include <zeropage/tensor_parallel.h>
 
 #include "language_model/weights/adapters.h"
 #include "language_model/weights/exact_values.h"
+#include "language_model/weights/expert_names.h"
 #include "language_model/weights/model_files.h"
 #include "language_model/weights/safetensors_writer.h"
 #include "language_model/weights/tokenizer_files.h"
@@ -28,10 +30,23 @@ std::vector<SafetensorsWriter::Entry> entries_of(const WrappedModel& model,
     const torch::Tensor& tensor = parameter.value();
     if (is_of_adapter(parameter.key()) || !seen.insert(tensor.unsafeGetTensorImpl()).second)
       continue;
-    entries.push_back(
-        {parameter.key(), tensor.sizes().vec(), options.dtype.value_or(tensor.scalar_type())});
+    for (FileTensor& of_file : tensors_in_files(model->config(), parameter.key(), tensor.sizes())) {
+      entries.push_back({std::move(of_file.name), std::move(of_file.sizes),
+                         options.dtype.value_or(tensor.scalar_type())});
+    }
   }
   return entries;
+}
+
+// The parameters that are written, a tied one under its first name alone.
+std::set<std::string> written_parameters(const WrappedModel& model) {
+  std::set<std::string> names;
+  std::set<const c10::TensorImpl*> seen;
+  for (const auto& parameter : model.named_parameters()) {
+    const bool is_new = seen.insert(parameter.value().unsafeGetTensorImpl()).second;
+    if (is_new && !is_of_adapter(parameter.key())) names.insert(parameter.key());
+  }
+  return names;
 }
 
 using Visit = std::function<void(const std::string& name, const torch::Tensor& values)>;
@@ -45,8 +60,11 @@ void visit_each(WrappedModel& model, const std::set<std::string>& names,
         model, [&](const std::string& name) { return names.contains(name); }, visit);
     return;
   }
+  const bool is_spread = model->expert_ranks() != nullptr;
   zeropage::visit_parameters(model, [&](const std::string& name, const torch::Tensor& values) {
-    if (names.contains(name)) visit(name, values);
+    if (!names.contains(name)) return;
+    const bool is_cut = is_spread && is_stack(model->config(), name);
+    visit(name, is_cut ? zeropage::whole_of(values) : values);
   });
 }
 
@@ -108,8 +126,7 @@ std::string export_model(const fs::path& folder, WrappedModel& model,
                          const ExportOptions& options) {
   const torch::NoGradGuard no_grad;
   const auto entries = entries_of(model, options);
-  std::set<std::string> names;
-  for (const auto& entry : entries) names.insert(entry.name);
+  const std::set<std::string> names = written_parameters(model);
   const AdapterProducts adapters(model);
   RankZero writing(model.all_ranks());
   std::unique_ptr<SafetensorsWriter> file;
@@ -119,7 +136,16 @@ std::string export_model(const fs::path& folder, WrappedModel& model,
     file = std::make_unique<SafetensorsWriter>(folder / ModelFiles::kWeights, entries);
   });
   visit_each(model, names, options, [&](const std::string& name, const torch::Tensor& values) {
-    writing.run([&] { file->write(name, adapters.merged(name, values)); });
+    writing.run([&] {
+      const auto of_files = tensors_in_files(model->config(), name, values.sizes());
+      if (!is_stack(model->config(), name)) {
+        file->write(of_files.front().name, adapters.merged(name, values));
+        return;
+      }
+      for (size_t i = 0; i < of_files.size(); ++i) {
+        file->write(of_files[i].name, values[static_cast<int64_t>(i)]);
+      }
+    });
   });
   writing.run([&] {
     file->finish();

@@ -15,8 +15,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include <zeropage/saving.h>
 #include <zeropage/text/gguf_file.h>
-#include <zeropage/weights_source.h>
 
 #include "language_model/model/config.h"
 

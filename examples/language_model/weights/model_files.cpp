@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "language_model/weights/expert_names.h"
 #include "language_model/weights/gguf_weights.h"
 #include "language_model/weights/renamed_weights.h"
 
@@ -48,6 +49,7 @@ std::unique_ptr<WeightsSource> ModelFiles::open_weights() const {
     throw std::runtime_error(path_.string() + ": has neither " + kWeights + " nor " + kIndex);
   }
   auto source = zeropage::open_weights(path_ / (is_one ? kWeights : kIndex));
+  if (config_.experts) return std::make_unique<ExpertWeights>(std::move(source), config_);
   if (config_.architecture != Architecture::kGpt2) return source;
   return std::make_unique<RenamedWeights>(std::move(source), gpt2_name);
 }

@@ -11,8 +11,8 @@
 #include <filesystem>
 #include <memory>
 
+#include <zeropage/saving.h>
 #include <zeropage/text/gguf_file.h>
-#include <zeropage/weights_source.h>
 
 #include "language_model/model/config.h"
 

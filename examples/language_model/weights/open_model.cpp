@@ -21,12 +21,27 @@ WrappedModel wrapped(const ModelConfig& config, const MakeOptions& made,
     if (adapters) {
       torch::manual_seed(adapters->seed);
       model->add_adapters(adapters->layers, adapters->options);
+    } else if (config.experts && !made.seed) {
+      // What the layers of experts draw is zeroed. Seeded again, the generator needs none of those draws, and nobody makes them.
+      torch::manual_seed(0);
     }
     if (options.is_frozen) {
       for (torch::Tensor& parameter : model->parameters()) parameter.set_requires_grad(false);
     }
     return model;
   });
+  if (options.expert_parallel != 1) {
+    const int ranks = options.expert_parallel;
+    TORCH_CHECK(options.context == 1, "experts over ", ranks, " ranks and rows over ",
+                options.context, ": expected one of both; leave the other out");
+    TORCH_CHECK(!adapters, "experts over ", ranks,
+                " ranks: adapters are not supported beside them; leave one of both out");
+    TORCH_CHECK(ranks > 0 && world.size() % ranks == 0, "experts over ", ranks,
+                " ranks: they do not divide the world's ", world.size(), "; use a divisor");
+    const zeropage::comm::Mesh mesh(world, {{"data", world.size() / ranks}, {"expert", ranks}});
+    deferred.module()->spread_experts(mesh);
+    return {std::move(deferred), mesh, options.sharding};
+  }
   if (options.context == 1) return {std::move(deferred), world, options.sharding};
   TORCH_CHECK(options.context > 0 && world.size() % options.context == 0, "rows over ",
               options.context, " ranks: they do not divide the world's ", world.size(),

@@ -33,6 +33,9 @@ struct OpenOptions {
   // number of ranks is a multiple.
   int context = 1;
   zeropage::parallel::ContextForm context_form = zeropage::parallel::ContextForm::kRing;
+  // Ranks over which each layer's experts are spread (zeropage/expert_parallel.h), neighbours that have other rows; 1: each rank has all.
+  // They divide the world's ranks and the experts. Not with adapters, and not with `context`.
+  int expert_parallel = 1;
   // For use without training: no parameter has a gradient, nor room for one.
   bool is_frozen = false;
 };

@@ -13,6 +13,7 @@
 #include <zeropage/distributed_data_parallel.h>
 
 #include "language_model/model/language_model.h"
+#include "language_model/weights/expert_names.h"
 #include "language_model/weights/export.h"
 #include "language_model/weights/model_files.h"
 #include "language_model/weights/safetensors_writer.h"
@@ -43,7 +44,9 @@ std::vector<Entry> entries_of(const ModelConfig& config, torch::ScalarType dtype
   for (const auto& parameter : without_memory.module()->named_parameters()) {
     const torch::Tensor& tensor = parameter.value();
     if (!seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
-    entries.push_back({parameter.key(), tensor.sizes().vec(), dtype});
+    for (FileTensor& of_file : tensors_in_files(config, parameter.key(), tensor.sizes())) {
+      entries.push_back({std::move(of_file.name), std::move(of_file.sizes), dtype});
+    }
   }
   return entries;
 }

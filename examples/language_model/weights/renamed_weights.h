@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include <zeropage/weights_source.h>
+#include <zeropage/saving.h>
 
 namespace language_model {
 

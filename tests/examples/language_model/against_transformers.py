@@ -27,6 +27,11 @@ CONFIGS = {
                              original_max_position_embeddings=16)),
     'mistral': transformers.MistralConfig(**LLAMA, sliding_window=None),
     'qwen2': transformers.Qwen2Config(**LLAMA),
+    'mixtral': transformers.MixtralConfig(**LLAMA, num_local_experts=8, num_experts_per_tok=2),
+    'qwen2_moe': transformers.Qwen2MoeConfig(**LLAMA, num_experts=6, moe_intermediate_size=20, shared_expert_intermediate_size=40,
+                                             mlp_only_layers=[1]),
+    'qwen3_moe': transformers.Qwen3MoeConfig(**LLAMA, head_dim=12, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=20,
+                                             norm_topk_prob=True),
     'gpt2': transformers.GPT2Config(n_embd=48, n_layer=3, n_head=6, n_positions=64, vocab_size=97, initializer_range=0.2),
 }
 program, folder = sys.argv[1:]
@@ -68,7 +73,9 @@ for name, config in CONFIGS.items():
     compare(f'{name}, written', theirs(again), theirs(model))
     assert load_file(f'{base}-out/model.safetensors')
 
-    layers = ['c_attn', 'c_fc'] if name == 'gpt2' else ['q_proj', 'v_proj', 'down_proj']
+    layers = ['c_attn', 'c_fc'] if name == 'gpt2' else ['q_proj', 'v_proj']
+    if name in ('llama', 'llama-biases-llama3', 'mistral', 'qwen2'):
+        layers.append('down_proj')
     adapted = get_peft_model(model, LoraConfig(r=4, lora_alpha=10, target_modules=layers, task_type='CAUSAL_LM',
                                                fan_in_fan_out=name == 'gpt2'))
     for parameter_name, parameter in adapted.named_parameters():

@@ -111,6 +111,43 @@ TEST(LanguageModelConfigTest, FieldsOfModelsThatComputeOtherwiseAreRefusedByName
   }
 }
 
+TEST(LanguageModelConfigTest, OfMixturesHaveHuggingFacesDefaultsAndSizes) {
+  const ModelConfig mixtral = of({{"model_type", "mixtral"}});
+  EXPECT_EQ(mixtral.norm_epsilon, 1e-5);
+  EXPECT_EQ(mixtral.rope_theta, 1e6);
+  // Mixtral 8x7B's number, which is published.
+  EXPECT_EQ(count_parameters(mixtral), 46'702'792'704);
+  const ModelConfig qwen2 = of({{"model_type", "qwen2_moe"}});
+  EXPECT_EQ(count_parameters(qwen2), 14'315'784'192) << "Qwen1.5-MoE-A2.7B";
+  const ModelConfig qwen3 = of({{"model_type", "qwen3_moe"},
+                                {"num_hidden_layers", 48},
+                                {"head_dim", 128},
+                                {"norm_topk_prob", true}});
+  EXPECT_EQ(count_parameters(qwen3), 30'532'122'624) << "Qwen3-30B-A3B";
+  const ModelConfig some =
+      of({{"model_type", "qwen3_moe"}, {"decoder_sparse_step", 2}, {"mlp_only_layers", {3}}});
+  EXPECT_FALSE(is_sparse(some, 0));
+  EXPECT_TRUE(is_sparse(some, 1));
+  EXPECT_FALSE(is_sparse(some, 3));
+}
+
+TEST(LanguageModelConfigTest, OfMixturesThatCannotBeAreRefusedInWords) {
+  const auto error = [](json fields) {
+    fields["model_type"] = fields.value("model_type", "qwen2_moe");
+    return error_of([&] { of(fields); });
+  };
+  EXPECT_THAT(error({{"hidden_act", "gelu"}}), HasSubstr("hidden_act: expected \"silu\""));
+  EXPECT_THAT(error({{"num_experts", 4}, {"num_experts_per_tok", 5}}),
+              HasSubstr("num_experts_per_tok 5 is more than the 4 experts"));
+  EXPECT_THAT(error({{"num_experts", 0}}), HasSubstr("num_experts: expected a whole number above"));
+  EXPECT_THAT(error({{"decoder_sparse_step", 25}}), HasSubstr("leave no layer with experts"));
+  EXPECT_THAT(error({{"router_aux_loss_coef", -1}}), HasSubstr("a number of 0 or more"));
+  EXPECT_THAT(error({{"model_type", "mixtral"}, {"router_jitter_noise", 0.1}}),
+              HasSubstr("router_jitter_noise: 0.1 is not supported"));
+  EXPECT_THAT(error({{"model_type", "mixtral"}, {"sliding_window", 4096}}),
+              HasSubstr("sliding_window"));
+}
+
 TEST(LanguageModelConfigTest, ReadsLlama3sPositionsUnderBothKeys) {
   const json scaling = {{"rope_type", "llama3"},
                         {"factor", 32.0},
@@ -133,14 +170,14 @@ TEST(LanguageModelConfigTest, ReadsLlama3sPositionsUnderBothKeys) {
 }
 
 TEST(LanguageModelConfigTest, WrittenAndReadIsTheSame) {
-  for (const ModelConfig& config : testing::small_configs()) {
+  for (const ModelConfig& config : testing::all_small_configs()) {
     SCOPED_TRACE(name_of(config.architecture));
     EXPECT_EQ(of(to_json(config, "float32")), config);
   }
 }
 
 TEST(LanguageModelConfigTest, CountsTheParametersThatTheModelHas) {
-  for (const ModelConfig& config : testing::small_configs()) {
+  for (const ModelConfig& config : testing::all_small_configs()) {
     SCOPED_TRACE(name_of(config.architecture));
     const auto model = make_model(config);
     std::set<const c10::TensorImpl*> seen;

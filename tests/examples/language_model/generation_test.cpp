@@ -41,7 +41,7 @@ std::vector<int32_t> greedy_by_hand(LanguageModel& model, std::vector<int32_t> s
 }
 
 TEST(LanguageModelGenerationTest, TakesTheMostProbableTokensWithAndWithoutACacheOnAnyRanks) {
-  for (const ModelConfig& config : small_configs()) {
+  for (const ModelConfig& config : all_small_configs()) {
     SCOPED_TRACE(name_of(config.architecture));
     const auto plain = drawn(config);
     const std::vector<int32_t> prompt = {3, 1, 4, 1, 5};

@@ -167,6 +167,97 @@ TEST_F(LanguageModelProgramTest, AllPromptsAreLookedAtBeforeTheFirstIsAnswered) 
               AllOf(HasSubstr("--prompt 2: the prompt has 200 tokens"), Not(HasSubstr("---"))));
 }
 
+class MixtureProgramTest : public LanguageModelProgramTest {
+ protected:
+  // A Mixtral of that vocabulary, with random weights.
+  MixtureProgramTest() {
+    language_model::ModelConfig config = small_mixtures()[0];
+    config.vocabulary = static_cast<int64_t>(SmallVocabulary().tokens.size());
+    config.context = 64;
+    config.initial_deviation = 0.1;
+    scratch_.put("mixtral.json", to_json(config, "float32").dump());
+    const Outcome made = run("init --config " + path("mixtral.json") + " --out " + path("mixtral"));
+    EXPECT_EQ(made.exit_code, 0) << made.output;
+    scratch_.put("mixtral/tokenizer.json", SmallVocabulary().tokenizer_json().dump());
+  }
+  // On two ranks of one thread.
+  Outcome run_mixtral(const std::string& command, const std::string& more) const {
+    return run(command + " --model " + path("mixtral") + " --threads 1 --ranks 2 --json " +
+               path("out.json") + " " + more);
+  }
+  std::vector<double> losses_of(const std::string& flags) const {
+    const Outcome outcome =
+        run_mixtral("finetune", text_flags() + "--batch 4 --lr 1e-3 --warm-up 0 " + flags);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+    std::vector<double> losses;
+    const nlohmann::json figures = json();
+    for (const auto& step : figures["steps"]) losses.push_back(step["loss"]);
+    losses.push_back(figures["held_out"].back()["loss"]);
+    return losses;
+  }
+};
+
+TEST_F(MixtureProgramTest, TrainsWithItsExpertsOverRanksAndGoesOnWithThemWhole) {
+  const std::vector<double> whole = losses_of("--steps 4");
+  const std::string save = " --save " + path("run") + " --resume";
+  const std::vector<double> spread =
+      losses_of("--steps 4 --expert-parallel 2 --recompute-layers --out " + path("tuned"));
+  ASSERT_EQ(spread.size(), 5);
+  for (size_t i = 0; i < 5; ++i) EXPECT_NEAR(spread[i], whole[i], 1e-5) << i;
+  EXPECT_EQ(json()["expert_parallel"], 2);
+  // The rate's last step is the same in both parts, as it does not fall.
+  const std::string level = " --least-lr 1";
+  const std::vector<double> straight = losses_of("--steps 4" + level);
+  losses_of("--steps 2 --expert-parallel 2" + level + save);
+  const std::vector<double> rest = losses_of("--steps 4" + level + save);
+  ASSERT_EQ(rest.size(), 3);
+  for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(rest[i], straight[i + 2], 1e-5) << i;
+
+  const Outcome evaluated = run("eval --model " + path("tuned") + " --text " + path("text.txt") +
+                                " --threads 1 --ranks 2");
+  EXPECT_EQ(evaluated.exit_code, 0) << evaluated.output;
+  const Outcome answer = run_mixtral("generate", "--prompt 'hello there' --tokens 5");
+  EXPECT_EQ(answer.exit_code, 0) << answer.output;
+}
+
+TEST_F(MixtureProgramTest, HasAdaptersForAttentionAloneUnlessOthersAreAskedFor) {
+  const std::string lora = text_flags() + "--steps 4 --batch 4 --lr 1e-2 --rank 2 ";
+  const Outcome trained =
+      run_mixtral("lora", lora + "--out " + path("adapters") + " --merged " + path("merged"));
+  ASSERT_EQ(trained.exit_code, 0) << trained.output;
+  EXPECT_LT(json()["held_out"].back()["loss"].get<double>(),
+            json()["held_out"].front()["loss"].get<double>());
+  const auto layers =
+      nlohmann::json::parse(std::ifstream(path("adapters/adapter_config.json")))["target_modules"];
+  EXPECT_THAT(layers, ElementsAre("k_proj", "o_proj", "q_proj", "v_proj"));
+  const auto loss_of = [&](const std::string& model) {
+    const Outcome outcome = run("eval --model " + model + " --text " + path("text.txt") +
+                                " --threads 1 --json " + path("out.json"));
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+    return json()["loss"].get<double>();
+  };
+  EXPECT_NEAR(loss_of(path("merged")), loss_of(path("mixtral") + " --adapters " + path("adapters")),
+              1e-5);
+}
+
+TEST_F(MixtureProgramTest, RefusesWhatExpertsCannotBeRunWith) {
+  for (const auto& [arguments, words] : std::vector<std::pair<std::string, std::string>>{
+           {"finetune --expert-parallel 2 --activation-budget 1MB", "give --recompute-layers"},
+           {"finetune --expert-parallel 2 --context 2", "expected one of both"},
+           {"finetune --context 2", "the model has experts"},
+           {"lora --layers w1", "has no layer \"w1\""},
+           {"pretrain --expert-parallel 3 --ranks 3", "4 experts, which 3 ranks"}}) {
+    const Outcome outcome =
+        run(arguments + " --model " + path("mixtral") + " " + text_flags() +
+            "--threads 1 --as-threads" + (arguments.ends_with("--ranks 3") ? "" : " --ranks 2"));
+    EXPECT_EQ(outcome.exit_code, 1) << arguments << "\n" << outcome.output;
+    EXPECT_THAT(outcome.output, HasSubstr(words)) << arguments;
+  }
+  EXPECT_EQ(run_mixtral("lora", text_flags() + "--expert-parallel 2").exit_code, 2);
+  const Outcome dense = run_model("finetune", text_flags() + "--expert-parallel 2");
+  EXPECT_THAT(dense.output, HasSubstr("a model of type llama has no experts"));
+}
+
 TEST_F(LanguageModelProgramTest, ASignalSavesAndTheSameCallGoesOn) {
   const std::string flags = text_flags() + "--steps 1000000 --batch 2 --report-every 1 --save " +
                             path("run") + " --resume";

@@ -55,6 +55,37 @@ inline std::vector<language_model::ModelConfig> small_configs() {
   return {small_llama(), llama, mistral, qwen2, small_gpt2()};
 }
 
+// Mixtral, Qwen2-MoE with a dense layer, and Qwen3-MoE, of four experts each.
+inline std::vector<language_model::ModelConfig> small_mixtures() {
+  using language_model::Architecture;
+  using language_model::ExpertsConfig;
+  language_model::ModelConfig mixtral = small_llama(), qwen2 = small_llama(), qwen3 = small_llama();
+  mixtral.tied_head = false;
+  mixtral.architecture = Architecture::kMixtral;
+  mixtral.experts =
+      ExpertsConfig{.count = 4, .active = 2, .width = mixtral.mlp_width, .balance_loss = 0.1};
+  qwen2.architecture = Architecture::kQwen2Moe;
+  qwen2.query_bias = true;
+  qwen2.experts = ExpertsConfig{.count = 4,
+                                .active = 2,
+                                .width = 12,
+                                .normalise = false,
+                                .shared_width = 20,
+                                .dense_layers = {1},
+                                .balance_loss = 0.1};
+  qwen3.architecture = Architecture::kQwen3Moe;
+  qwen3.head_norms = true;
+  qwen3.experts =
+      ExpertsConfig{.count = 4, .active = 3, .width = 12, .sparse_step = 2, .balance_loss = 0};
+  return {mixtral, qwen2, qwen3};
+}
+
+inline std::vector<language_model::ModelConfig> all_small_configs() {
+  std::vector<language_model::ModelConfig> all = small_configs();
+  for (auto& config : small_mixtures()) all.push_back(std::move(config));
+  return all;
+}
+
 // With weights that are large enough for losses to tell models apart.
 inline std::shared_ptr<language_model::LanguageModel> drawn(const language_model::ModelConfig& of,
                                                             uint64_t seed = 1) {

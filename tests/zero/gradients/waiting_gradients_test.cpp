@@ -1,13 +1,12 @@
 // Gradients that wait with autograd on an accelerator: copied together, and never more of them than
 // half a page.
-#include "zero/gradients/waiting_gradients.h"
-
 #include <algorithm>
 
 #include <gtest/gtest.h>
 
 #include "tests/harness/device_ranks.h"
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
+#include "zero/gradients/bucket.h"
 #include "zero/setup/sharded_model.h"
 #include "zeropage/zeropage.h"
 

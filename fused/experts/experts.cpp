@@ -1,15 +1,16 @@
 #include "zeropage/experts.h"
 
 #include <cmath>
+#include <memory>
 #include <utility>
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
-#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/grad_mode.h>
 #include <torch/nn/init.h>
 
 #include "fused/experts/experts_of_rank.h"
+#include "fused/experts/router_notes.h"
 #include "fused/experts/routing.h"
 #include "fused/operators.h"
 #include "parallel/experts/experts_mark.h"
@@ -23,8 +24,6 @@ namespace {
 using at::Tensor;
 
 constexpr const char* kWho = "parallel::Experts";
-// A layer may run several times before a backward; a script that never takes the losses runs more often.
-constexpr int kMostUntaken = 32;
 
 // Values of torch::nn::Linear's distribution. [..., inputs]
 Tensor drawn(at::IntArrayRef sizes) {
@@ -66,8 +65,7 @@ void ExpertsImpl::reset() {
   w_down = register_parameter("w_down", drawn({experts, d, hidden}));
   if (options_.balance_bias_rate > 0)
     balance_bias = register_buffer("balance_bias", torch::zeros({options_.experts}));
-  load_ = Tensor();
-  untaken_ = {};
+  notes_ = std::make_shared<fused::RouterNotes>();
 }
 
 Tensor ExpertsImpl::forward(const Tensor& input) {
@@ -77,7 +75,7 @@ Tensor ExpertsImpl::forward(const Tensor& input) {
   if (is_training() && at::GradMode::is_enabled()) {
     const Tensor loss =
         options_.balance_loss > 0 ? fused::imbalance(routing) * options_.balance_loss : Tensor();
-    note(routing, loss);
+    notes_->add(routing, loss, options_);
   }
 
   const Tensor copies = fused::copies_of_tokens(tokens.to(dtype), routing.order);
@@ -177,58 +175,15 @@ Tensor ExpertsImpl::scores_of(const Tensor& tokens) const {
                               {.ends = end, .all = true});
 }
 
-// Within a repetition, that of its backward: the first run's has been counted, and may be taken behind the region.
-ExpertsImpl::Untaken& ExpertsImpl::untaken() {
-  const int task = torch::autograd::get_current_graph_task_id();
-  if (task < 0) return untaken_;
-  if (repeated_.task != task) {
-    repeated_ = {};
-    repeated_.task = task;
-  }
-  return repeated_;
-}
-
-void ExpertsImpl::note(const fused::Routing& routing, const Tensor& loss) {
-  Untaken& here = untaken();
-  const bool is_repetition = here.task >= 0;
-  // What a region computes from them again needs values, and no graph.
-  const auto kept = [&](const Tensor& value) {
-    return is_repetition ? value.detach().requires_grad_(value.requires_grad()) : value;
-  };
-  if (balance_bias.defined() && !is_repetition)
-    load_ = load_.defined() ? load_.to(routing.load.device()) + routing.load : routing.load;
-  if (!loss.defined() && !options_.keep_router_sums) return;
-  ZP_CHECK(
-      is_repetition || here.forwards < kMostUntaken, kWho, ": ", here.forwards,
-      " forwards have added losses of balance that nobody has taken; add auxiliary_loss() to the "
-      "loss before each backward, or set ExpertsOptions::balance_loss to 0 (or take router_sums(), "
-      "and leave keep_router_sums unset)");
-  ++here.forwards;
-  if (loss.defined()) here.loss = here.loss.defined() ? here.loss + kept(loss) : kept(loss);
-  if (!options_.keep_router_sums) return;
-  const Tensor& probabilities = routing.probabilities;
-  RouterSums sums{routing.load.to(probabilities.scalar_type()), kept(probabilities.sum(0)),
-                  probabilities.size(0)};
-  if (here.sums) {
-    sums = {here.sums->chosen + sums.chosen, here.sums->probabilities + sums.probabilities,
-            here.sums->tokens + sums.tokens};
-  }
-  here.sums = sums;
-}
-
 std::optional<RouterSums> ExpertsImpl::router_sums() {
   ZP_CHECK(options_.keep_router_sums, kWho,
            ": router_sums(): expected a layer that keeps them; set "
            "ExpertsOptions::keep_router_sums, or take auxiliary_loss()");
-  Untaken& here = untaken();
-  here.forwards = 0;
-  return std::exchange(here.sums, std::nullopt);
+  return notes_->take_sums();
 }
 
 Tensor ExpertsImpl::auxiliary_loss() {
-  Untaken& here = untaken();
-  here.forwards = 0;
-  const Tensor loss = std::exchange(here.loss, Tensor());
+  const Tensor loss = notes_->take_loss();
   if (loss.defined()) return loss;
   return at::zeros({}, router.options().dtype(fused::wide_type(router)).requires_grad(false));
 }
@@ -244,12 +199,11 @@ void ExpertsImpl::update_balance(const comm::World& world) {
            ", which would lose steps of ", options_.balance_bias_rate,
            "; cast parameters by Options::compute_dtype, which leaves buffers as they are");
   const at::NoGradGuard no_grad;
-  if (!load_.defined())
-    load_ = at::zeros({options_.experts}, balance_bias.options().dtype(at::kLong));
-  const Tensor load = world.sum(load_);
+  const Tensor own = notes_->take_load();
+  const Tensor load = world.sum(
+      own.defined() ? own : at::zeros({options_.experts}, balance_bias.options().dtype(at::kLong)));
   const Tensor direction = (load.sum() - load * load.numel()).sign();
   balance_bias.add_(direction.to(balance_bias.options()), options_.balance_bias_rate);
-  load_ = Tensor();
 }
 
 void ExpertsImpl::pretty_print(std::ostream& stream) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <ostream>
 #include <vector>
@@ -34,7 +35,7 @@
 // Threads: as a module of LibTorch. Collective: update_balance(); and where experts are spread over ranks, forward and backward. A backward with create_graph=true throws.
 
 namespace zeropage::fused {
-struct Routing;
+class RouterNotes;
 }
 
 namespace zeropage::parallel {
@@ -144,13 +145,6 @@ class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl>, public SlicedLayer
   torch::Tensor balance_bias;  // [experts], fp32, a buffer; undefined without balance_bias_rate
 
  private:
-  // What forwards have added and nobody has taken.
-  struct Untaken {
-    torch::Tensor loss;  // []; undefined: none
-    std::optional<RouterSums> sums;
-    int forwards = 0;  // in both
-    int task = -1;     // autograd's number of the backward that has repeated them; -1: they are no repetitions
-  };
   struct Placed {
     RanksPointer experts;
     comm::World same;
@@ -161,15 +155,10 @@ class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl>, public SlicedLayer
   at::ScalarType computed_in(const torch::Tensor& input) const;
   torch::Tensor scores_of(const torch::Tensor& tokens) const;
   torch::Tensor by_experts_of_all(const torch::Tensor& copies, const torch::Tensor& load) const;
-  Untaken& untaken();
-  void note(const fused::Routing& routing, const torch::Tensor& loss);
 
   ExpertsOptions options_;
   std::optional<Placed> placed_;
-  torch::Tensor
-      load_;  // [experts], int64: choices since update_balance(), of this rank, so that it is no buffer; undefined: none
-  Untaken untaken_;
-  Untaken repeated_;  // of a checkpointed region, for what it computes of them, without graphs
+  std::shared_ptr<fused::RouterNotes> notes_;  // this rank's, so no buffer
 };
 TORCH_MODULE(Experts);
 

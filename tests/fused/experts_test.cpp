@@ -368,14 +368,27 @@ TEST(ExpertsTest, ARegionsLossIsTakenBehindItAndItsRepetitionAddsNothing) {
   (y + layer->auxiliary_loss()).backward();
   EXPECT_EQ(layer->auxiliary_loss().item<float>(), 0);
   const auto expected = plain->parameters(), actual = layer->parameters();
-  for (size_t i = 0; i < expected.size(); ++i) {
+  for (size_t i = 0; i < expected.size(); ++i)
     EXPECT_TRUE(torch::equal(expected[i].grad(), actual[i].grad())) << i;
-  }
   run_ranks(1, [&](World& world) {
     plain->update_balance(world);
     layer->update_balance(world);
   });
   EXPECT_TRUE(torch::equal(plain->balance_bias, layer->balance_bias));
+}
+
+TEST(ExpertsTest, WhatIsTakenWithinARegionHasItsValueInTheRepetition) {
+  ExpertsOptions options = options_of();
+  options.balance_loss = 0.5;
+  options.keep_router_sums = true;
+  Experts plain = make_experts(options), layer = make_experts(options);
+  const auto run = [](Experts& experts, const Tensor& x) {
+    const Tensor y = experts(x);
+    return (y * experts->auxiliary_loss() * experts->router_sums()->probabilities.prod()).sum();
+  };
+  run(plain, tokens_of(12, 4)).backward();
+  checkpoint([&](const Tensor& x) { return run(layer, x); }, tokens_of(12, 4)).backward();
+  EXPECT_TRUE(torch::equal(plain->router.grad(), layer->router.grad()));
 }
 
 TEST(ExpertsTest, TheBalanceMovesByTheLoadOfAllRanks) {

@@ -1,26 +1,11 @@
 #include "tests/scripts/random_script.h"
 
 #include <algorithm>
-#include <random>
+
+#include "tests/scripts/dice.h"
 
 namespace zeropage::scripts {
 namespace {
-
-// Standard distributions differ between libraries; these draw the same everywhere.
-class Dice {
- public:
-  explicit Dice(uint64_t seed) : engine_(seed) {}
-  int below(int bound) { return static_cast<int>(engine_() % static_cast<uint64_t>(bound)); }
-  bool one_in(int count) { return below(count) == 0; }
-  double between(double low, double high) { return low + (high - low) * below(1001) / 1000.0; }
-  template <typename T>
-  T any_of(std::initializer_list<T> values) {
-    return values.begin()[below(static_cast<int>(values.size()))];
-  }
-
- private:
-  std::mt19937_64 engine_;
-};
 
 // What LibTorch computes in bf16, and in fp16, on the host.
 bool is_in(Values values, Kind kind) {
@@ -266,6 +251,8 @@ void add_a_wrong_one(Dice& dice, Script& script, bool pipelines) {
   const bool accumulates = script.accumulation.is_on;
   auto does = dice.any_of({Does::kOwnLearningRate, Does::kOwnWrite, Does::kOwnLeftStep});
   if (accumulates && does == Does::kOwnLeftStep) does = Does::kOwnWrite;
+  // A rank that has some of the experts alone may write to them.
+  if (spreads_experts(script) && does == Does::kOwnWrite) does = Does::kOwnLearningRate;
   std::vector<Action>& actions = script.actions;
   const auto place = dice.below(static_cast<int>(actions.size()) + 1);
   actions.insert(actions.begin() + place, {does, dice.below(64), dice.between(0.3, 0.8)});

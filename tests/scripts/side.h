@@ -99,7 +99,7 @@ class Side {
   }
   // 1 + rank of `data`, or its mean over the ranks.
   virtual double share_of_own_value() const = 0;
-  // Of all layers of experts that have a bias, after a step.
+  // Moves the biases of experts, after a step.
   virtual void update_balance() = 0;
   // Whether this is the rank that does what it should not do alone.
   virtual bool is_odd_one() const = 0;

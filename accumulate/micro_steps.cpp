@@ -132,6 +132,10 @@ at::Tensor seed_of(const at::Tensor& loss, double weight, double scale) {
   return seed;
 }
 
+std::shared_ptr<const WeightlessLoss> weightless(const at::Tensor& loss, double weight) {
+  return weight == 0 ? std::make_shared<WeightlessLoss>(loss) : nullptr;
+}
+
 MicroSteps::MicroSteps(const zero::ShardedModel& sharded, const AccumulatorOptions& options)
     : sharded_(sharded),
       op_(op_for(*sharded.pages, sharded.options)),
@@ -157,7 +161,7 @@ void MicroSteps::begin() {
 
 void MicroSteps::backward(const at::Tensor& loss, double weight, double scale) {
   const at::Tensor seed = seed_of(loss, weight, scale);
-  run({loss.detach(), weight, scale}, [&] { loss.backward(seed); });
+  run({loss.detach(), weight, scale, weightless(loss, weight)}, [&] { loss.backward(seed); });
 }
 
 void MicroSteps::begin_micro_step() {
@@ -178,7 +182,7 @@ void MicroSteps::run(const MicroStepShare& share, const std::function<void()>& b
   begin_micro_step();
   if (share.loss.defined()) weight_.add(share.weight);
   {
-    GradientAccumulation::MicroStep micro_step(*accumulation_, plan(share.weight, share.scale));
+    GradientAccumulation::MicroStep micro_step(*accumulation_, plan(share));
     if (share.loss.defined()) loss_.add(share.loss, share.weight);
     backward();
     micro_step.has_ended();
@@ -230,16 +234,16 @@ optim::ExactSum MicroSteps::look_for_overflow() {
   return sums.weight;
 }
 
-zero::BackwardPlan MicroSteps::plan(double weight, double scale) const {
+zero::BackwardPlan MicroSteps::plan(const MicroStepShare& share) const {
   const bool is_last = made_ == count_;
   const bool reduces_each = reduction_.when == ReduceMicroSteps::kEach;
   zero::BackwardPlan plan{
       .collect = reduces_each || is_last ? zero::Collect::kForReduction : zero::Collect::kLocally,
       .part = is_last ? zero::StepPart::kLastMicroStep : zero::StepPart::kMicroStep,
-      .discards = weight == 0};
+      .discards = share.weightless && !share.weightless->meets_others()};
   if (is_last && step_in_backward()) {
     const double of_all = sharded_.sums->sum_weight(weight_).value();
-    plan.factor = mean_factor(of_all, scale);
+    plan.factor = mean_factor(of_all, share.scale);
     // Then there will be no step.
     if (of_all == 0) plan.part = zero::StepPart::kMicroStep;
   }

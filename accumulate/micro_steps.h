@@ -15,6 +15,7 @@
 #include <ATen/core/TensorBody.h>
 
 #include "accumulate/gradient_accumulation.h"
+#include "accumulate/weightless_loss.h"
 #include "optim/exact_sum.h"
 #include "zero/setup/sharded_model.h"
 #include "zeropage/accumulator.h"
@@ -26,7 +27,11 @@ struct MicroStepShare {
   at::Tensor loss;  // its value; undefined where other ranks compute it
   double weight = 1;
   double scale = 1;  // of the loss, also where other ranks compute it
+  std::shared_ptr<const WeightlessLoss> weightless = nullptr;  // where weight is 0
 };
+
+// Null where the loss has a weight.
+std::shared_ptr<const WeightlessLoss> weightless(const at::Tensor& loss, double weight);
 
 // What the backward of the loss begins with. Throws where the loss is not one element that requires grad, or cannot carry
 // its weight and scale exactly.
@@ -90,7 +95,7 @@ class MicroSteps {
   optim::ExactSum look_for_overflow();
   void begin();
   void begin_micro_step();
-  zero::BackwardPlan plan(double weight, double scale) const;
+  zero::BackwardPlan plan(const MicroStepShare& share) const;
 
   // Constant after construction.
   const zero::ShardedModel sharded_;

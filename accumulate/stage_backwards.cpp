@@ -33,8 +33,10 @@ void StageBackwards::past_frozen() {
 SplitMicroStep StageBackwards::begin(const at::Tensor& loss, const at::Tensor& input,
                                      double weight) const {
   const double scale = verdicts_.scaler().scale();
-  return {accumulate::SplitBackward(loss, seed_of(loss, weight, scale), input),
-          {loss.detach(), weight, scale}};
+  const at::Tensor seed = seed_of(loss, weight, scale);
+  auto of_none = weightless(loss, weight);
+  return {accumulate::SplitBackward(loss, seed, input),
+          {loss.detach(), weight, scale, std::move(of_none)}};
 }
 
 SplitMicroStep StageBackwards::begin_through(const at::Tensor& output, const at::Tensor& gradient,

@@ -6,6 +6,7 @@
 
 #include "base/exact.h"
 #include "parallel/detail/kernels.h"
+#include "parallel/nodes_of_ranks.h"
 #include "parallel/rank_operators.h"
 #include "zeropage/check.h"
 #include "zeropage/parallel_layers.h"
@@ -113,6 +114,11 @@ class BatchNormFunction : public torch::autograd::Function<BatchNormFunction> {
 };
 
 }  // namespace
+
+bool is_node_of_batch_norm(const torch::autograd::Node& node) {
+  using torch::autograd::CppNode;
+  return dynamic_cast<const CppNode<BatchNormFunction>*>(&node) != nullptr;
+}
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> detail::compute_batch_norm_statistics(
     const at::Tensor& input, const OptionalTensor& running_mean, const OptionalTensor& running_var,

@@ -152,7 +152,7 @@ struct Pipeline::Parts {
         accumulator.stage_backwards().past_frozen();
       }
     }
-    send_gradient(action, is_first(action) ? at::Tensor() : pass.input.grad(), given);
+    send_gradient(action, is_first(action) ? at::Tensor() : pass.input.grad());
   }
 
   // The first stage's input has no gradient. So there the other half is the whole backward.
@@ -170,7 +170,7 @@ struct Pipeline::Parts {
       }
     }
     check_keeps_activations(before);
-    send_gradient(action, split.input_gradient(), given);
+    send_gradient(action, split.input_gradient());
     splits.emplace(place_of(action), std::move(split));
   }
 
@@ -178,11 +178,10 @@ struct Pipeline::Parts {
     accumulator.stage_backwards().finish(std::move(splits.extract(place_of(action)).mapped()));
   }
 
-  void send_gradient(const Action& action, const at::Tensor& gradient, const Given& given) {
+  void send_gradient(const Action& action, const at::Tensor& gradient) {
     if (!walk.sends(action)) return;
     ZP_CHECK(gradient.defined(), kDependsOnNothing);
-    const bool discards = is_last(action) && given.weight_of(action) == 0;
-    walk.send(action, discards ? at::zeros_like(gradient) : gradient);
+    walk.send(action, gradient);
   }
 
   void perform(const Action& action, const Given& given) {

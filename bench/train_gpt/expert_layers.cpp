@@ -76,7 +76,7 @@ ExpertLoad expert_load(const torch::nn::Module& module, const Places& places, co
   ExpertLoad load;
   const int64_t parts = flags.experts_are_cut ? flags.experts.parallel : 1;
   for (const auto& layer : layers_of_experts(module)) {
-    const torch::Tensor of_all = places.samples.sum(layer->load()).to(torch::kFloat64);
+    const torch::Tensor of_all = places.samples.sum(layer->choices()).to(torch::kFloat64);
     load.experts.push_back(busiest_over_mean(of_all));
     load.ranks.push_back(busiest_over_mean(of_all.view({parts, -1}).sum(1)));
   }

@@ -1,15 +1,16 @@
 #include "zeropage/experts.h"
 
 #include <cmath>
+#include <memory>
 #include <utility>
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
-#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/grad_mode.h>
 #include <torch/nn/init.h>
 
 #include "fused/experts/experts_of_rank.h"
+#include "fused/experts/router_notes.h"
 #include "fused/experts/routing.h"
 #include "fused/operators.h"
 #include "parallel/experts/experts_mark.h"
@@ -23,18 +24,11 @@ namespace {
 using at::Tensor;
 
 constexpr const char* kWho = "parallel::Experts";
-// A layer may run several times before a backward; a script that never takes the losses runs more often.
-constexpr int kMostUntaken = 32;
 
 // Values of torch::nn::Linear's distribution. [..., inputs]
 Tensor drawn(at::IntArrayRef sizes) {
   const double bound = 1 / std::sqrt(static_cast<double>(sizes.back()));
   return torch::nn::init::uniform_(torch::empty(sizes), -bound, bound);
-}
-
-// Whether the forward is repeated by a checkpointed region. Its first run has counted already.
-bool is_repetition() {
-  return torch::autograd::get_current_graph_task_id() >= 0;
 }
 
 void check_sizes(const ExpertsOptions& options) {
@@ -71,10 +65,7 @@ void ExpertsImpl::reset() {
   w_down = register_parameter("w_down", drawn({experts, d, hidden}));
   if (options_.balance_bias_rate > 0)
     balance_bias = register_buffer("balance_bias", torch::zeros({options_.experts}));
-  load_ = Tensor();
-  untaken_loss_ = Tensor();
-  untaken_sums_ = std::nullopt;
-  untaken_ = 0;
+  notes_ = std::make_shared<fused::RouterNotes>();
 }
 
 Tensor ExpertsImpl::forward(const Tensor& input) {
@@ -84,10 +75,7 @@ Tensor ExpertsImpl::forward(const Tensor& input) {
   if (is_training() && at::GradMode::is_enabled()) {
     const Tensor loss =
         options_.balance_loss > 0 ? fused::imbalance(routing) * options_.balance_loss : Tensor();
-    if (!is_repetition()) {
-      if (options_.keep_router_sums) note_sums(routing.load, routing.probabilities);
-      note(routing.load, loss);
-    }
+    notes_->add(routing, loss, options_);
   }
 
   const Tensor copies = fused::copies_of_tokens(tokens.to(dtype), routing.order);
@@ -187,50 +175,23 @@ Tensor ExpertsImpl::scores_of(const Tensor& tokens) const {
                               {.ends = end, .all = true});
 }
 
-void ExpertsImpl::note(const Tensor& load, const Tensor& loss) {
-  // Without values, as before a DeferredModule has them, no expert is chosen.
-  if (!load.is_meta()) load_ = load_.defined() ? load_.to(load.device()) + load : load;
-  if (loss.defined()) untaken_loss_ = untaken_loss_.defined() ? untaken_loss_ + loss : loss;
-  if (!loss.defined() && !options_.keep_router_sums) return;
-  ZP_CHECK(
-      untaken_ < kMostUntaken, kWho, ": ", untaken_,
-      " forwards have added losses of balance that nobody has taken; add auxiliary_loss() to the "
-      "loss before each backward, or set ExpertsOptions::balance_loss to 0 (or take router_sums(), "
-      "and leave keep_router_sums unset)");
-  ++untaken_;
-}
-
-// probabilities: [tokens, experts].
-void ExpertsImpl::note_sums(const Tensor& load, const Tensor& probabilities) {
-  const RouterSums own{load.to(probabilities.scalar_type()), probabilities.sum(0),
-                       probabilities.size(0)};
-  if (!untaken_sums_) {
-    untaken_sums_ = own;
-    return;
-  }
-  untaken_sums_ = RouterSums{untaken_sums_->chosen + own.chosen,
-                             untaken_sums_->probabilities + own.probabilities,
-                             untaken_sums_->tokens + own.tokens};
-}
-
 std::optional<RouterSums> ExpertsImpl::router_sums() {
   ZP_CHECK(options_.keep_router_sums, kWho,
            ": router_sums(): expected a layer that keeps them; set "
            "ExpertsOptions::keep_router_sums, or take auxiliary_loss()");
-  untaken_ = 0;
-  return std::exchange(untaken_sums_, std::nullopt);
+  return notes_->take_sums();
 }
 
 Tensor ExpertsImpl::auxiliary_loss() {
-  const Tensor loss = std::exchange(untaken_loss_, Tensor());
-  untaken_ = 0;
+  const Tensor loss = notes_->take_loss();
   if (loss.defined()) return loss;
   return at::zeros({}, router.options().dtype(fused::wide_type(router)).requires_grad(false));
 }
 
-Tensor ExpertsImpl::load() const {
+Tensor ExpertsImpl::choices() const {
+  const Tensor& load = notes_->load();
   const auto options = router.options().dtype(at::kLong).requires_grad(false);
-  return load_.defined() ? load_.to(router.device()) : at::zeros({options_.experts}, options);
+  return load.defined() ? load.to(router.device()) : at::zeros({options_.experts}, options);
 }
 
 void ExpertsImpl::update_balance(const comm::World& world) {
@@ -244,10 +205,10 @@ void ExpertsImpl::update_balance(const comm::World& world) {
            ", which would lose steps of ", options_.balance_bias_rate,
            "; cast parameters by Options::compute_dtype, which leaves buffers as they are");
   const at::NoGradGuard no_grad;
-  const Tensor of_all = world.sum(load());
+  const Tensor of_all = world.sum(choices());
   const Tensor direction = (of_all.sum() - of_all * of_all.numel()).sign();
   balance_bias.add_(direction.to(balance_bias.options()), options_.balance_bias_rate);
-  load_ = Tensor();
+  notes_->forget_load();
 }
 
 void ExpertsImpl::pretty_print(std::ostream& stream) const {

@@ -311,9 +311,9 @@ class Accumulator {
   // fp32; a loss in bf16 or half that would round weight x loss scale is refused. Do not divide it by micro_steps
   // or ranks, because step() does: gradients would be too small by that factor, and no check can notice.
   // weight: the weight of the micro-batch in the mean, such as its number of tokens; at least 0. So micro-batches
-  // and ranks
-  // may differ in it, and the step takes the mean over all tokens. With weight 0 the loss and its
-  // gradients count for nothing, also where they are NaN, as the mean over no tokens is.
+  // and ranks may differ in it, and the step takes the mean over all tokens. With weight 0 the loss and its gradients
+  // count for nothing, also where they are NaN, as the mean over no tokens is. What other ranks' losses give this rank's
+  // parameters by its experts, its attention over ranks or batch norm counts; so the outputs must be finite there.
   void backward(const torch::Tensor& loss, double weight = 1);
 
   // Other forms of backward(), for stages of a pipeline (accumulate/stage_backwards.h).

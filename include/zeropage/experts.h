@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <ostream>
 #include <vector>
@@ -32,6 +33,10 @@
 // are then computed in fp32. It works under a Recompute, at stage 3 where no rank is without tokens (docs/experts.md).
 //
 // Threads: as a module of LibTorch. Collective: update_balance(); and where experts are spread over ranks, forward and backward. A backward with create_graph=true throws.
+
+namespace zeropage::fused {
+class RouterNotes;
+}
 
 namespace zeropage::parallel {
 
@@ -106,7 +111,7 @@ class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl>, public SlicedLayer
   //   loss = loss + model->experts->auxiliary_loss();     // a line of its own: C++ may compute the right side of a + first
   //
   // So it is scaled and averaged as the loss is, over micro-steps and ranks. Several layers: add that of each. Repetitions of
-  // a checkpointed region add nothing; what the region's forward added may be taken within the region or behind it.
+  // a checkpointed region add nothing; what the region's forward added may be taken within that region or behind it.
   // forward() throws where 32 forwards have added losses that nobody has taken, since their graphs stay until then.
   torch::Tensor auxiliary_loss();
 
@@ -125,7 +130,7 @@ class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl>, public SlicedLayer
   // How often tokens of this rank chose each expert, [experts], int64, in training forwards with gradients since the layer was made
   // or update_balance(), on the router's device. What `capacity_factor` drops counts, and forwards of a module without values do not.
   // World::sum() of it over the ranks whose tokens differ is that of all.
-  torch::Tensor load() const;
+  torch::Tensor choices() const;
 
   // What expert_parallel() does to a layer (zeropage/expert_parallel.h). ranks: this rank's group along "expert". same: the ranks with its
   // place there. is_cut: this rank keeps experts / P of its P ranks, and tokens travel; else all of them stay.
@@ -155,15 +160,10 @@ class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl>, public SlicedLayer
   at::ScalarType computed_in(const torch::Tensor& input) const;
   torch::Tensor scores_of(const torch::Tensor& tokens) const;
   torch::Tensor by_experts_of_all(const torch::Tensor& copies, const torch::Tensor& load) const;
-  void note(const torch::Tensor& load, const torch::Tensor& loss);
-  void note_sums(const torch::Tensor& load, const torch::Tensor& probabilities);
 
   ExpertsOptions options_;
   std::optional<Placed> placed_;
-  torch::Tensor load_;  // what load() gives, of this rank, so that it is no buffer; undefined: none
-  torch::Tensor untaken_loss_;  // []; undefined where there is none
-  std::optional<RouterSums> untaken_sums_;
-  int untaken_ = 0;  // forwards in both
+  std::shared_ptr<fused::RouterNotes> notes_;  // this rank's, so no buffer
 };
 TORCH_MODULE(Experts);
 

@@ -13,6 +13,7 @@
 #include "parallel/context/model_ranks.h"
 #include "parallel/context/operators.h"
 #include "parallel/detail/kernels.h"
+#include "parallel/nodes_of_ranks.h"
 #include "zeropage/check.h"
 #include "zeropage/context_parallel.h"
 #include "zeropage/detail/slices.h"
@@ -175,6 +176,12 @@ at::Tensor attend_by_heads(const at::Tensor& query, const at::Tensor& key, const
 }
 
 }  // namespace
+
+bool context::is_node_of_attention(const torch::autograd::Node& node) {
+  using torch::autograd::CppNode;
+  return dynamic_cast<const CppNode<RingAttention>*>(&node) != nullptr ||
+         dynamic_cast<const CppNode<ExchangeHeads>*>(&node) != nullptr;
+}
 
 at::Tensor context_attention(const at::Tensor& given_query, const at::Tensor& given_key,
                              const at::Tensor& given_value, const comm::World& world,

@@ -9,6 +9,7 @@
 
 #include "operators/operator_handle.h"
 #include "parallel/detail/kernels.h"
+#include "parallel/nodes_of_ranks.h"
 #include "parallel/rank_operators.h"
 #include "parallel/stamp.h"
 #include "zeropage/communicator.h"
@@ -129,6 +130,11 @@ TORCH_LIBRARY_IMPL(zeropage, CompositeExplicitAutograd, library) {
 }
 
 }  // namespace
+
+bool is_node_of_rows(const torch::autograd::Node& node) {
+  using torch::autograd::CppNode;
+  return dynamic_cast<const CppNode<ExchangeRows>*>(&node) != nullptr;
+}
 
 at::Tensor exchange_loads(const at::Tensor& load, const RanksPointer& ranks,
                           const std::string& name) {

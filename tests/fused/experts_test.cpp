@@ -368,14 +368,27 @@ TEST(ExpertsTest, ARegionsLossIsTakenBehindItAndItsRepetitionAddsNothing) {
   (y + layer->auxiliary_loss()).backward();
   EXPECT_EQ(layer->auxiliary_loss().item<float>(), 0);
   const auto expected = plain->parameters(), actual = layer->parameters();
-  for (size_t i = 0; i < expected.size(); ++i) {
+  for (size_t i = 0; i < expected.size(); ++i)
     EXPECT_TRUE(torch::equal(expected[i].grad(), actual[i].grad())) << i;
-  }
   run_ranks(1, [&](World& world) {
     plain->update_balance(world);
     layer->update_balance(world);
   });
   EXPECT_TRUE(torch::equal(plain->balance_bias, layer->balance_bias));
+}
+
+TEST(ExpertsTest, WhatIsTakenWithinARegionHasItsValueInTheRepetition) {
+  ExpertsOptions options = options_of();
+  options.balance_loss = 0.5;
+  options.keep_router_sums = true;
+  Experts plain = make_experts(options), layer = make_experts(options);
+  const auto run = [](Experts& experts, const Tensor& x) {
+    const Tensor y = experts(x);
+    return (y * experts->auxiliary_loss() * experts->router_sums()->probabilities.prod()).sum();
+  };
+  run(plain, tokens_of(12, 4)).backward();
+  checkpoint([&](const Tensor& x) { return run(layer, x); }, tokens_of(12, 4)).backward();
+  EXPECT_TRUE(torch::equal(plain->router.grad(), layer->router.grad()));
 }
 
 TEST(ExpertsTest, TheBalanceMovesByTheLoadOfAllRanks) {
@@ -391,9 +404,9 @@ TEST(ExpertsTest, TheBalanceMovesByTheLoadOfAllRanks) {
     };
     // Rank 0 alone would raise 3, and rank 1 alone would lower it: together all but 0 and 2 are at the mean.
     run(world.rank() == 0 ? std::vector<int64_t>{0, 0, 0, 1} : std::vector<int64_t>{3, 3, 1, 2});
-    EXPECT_TRUE(torch::equal(world.sum(layer->load()), torch::tensor({3, 2, 1, 2})));
+    EXPECT_TRUE(torch::equal(world.sum(layer->choices()), torch::tensor({3, 2, 1, 2})));
     layer->update_balance(world);
-    EXPECT_TRUE(torch::equal(layer->load(), torch::zeros({4}, torch::kLong)));
+    EXPECT_TRUE(torch::equal(layer->choices(), torch::zeros({4}, torch::kLong)));
     EXPECT_TRUE(torch::equal(layer->balance_bias, torch::tensor({-0.25, 0.0, 0.25, 0.0})))
         << layer->balance_bias;
     layer->update_balance(world);
@@ -415,7 +428,7 @@ TEST(ExpertsTest, TheLoadIsOfForwardsWithValues) {
   run_ranks(1, [&](World& world) {
     DistributedDataParallel model(std::move(deferred), world);
     model(tokens_of(7, 1));
-    EXPECT_EQ(layer->load().sum().item<int64_t>(), 7);
+    EXPECT_EQ(layer->choices().sum().item<int64_t>(), 7);
   });
 }
 

@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "zeropage/fused.h"
+#include "zeropage/touch_all.h"
 
 namespace zeropage::scripts {
 namespace {
@@ -55,6 +56,22 @@ class DrawnOnce {
  private:
   std::map<int, std::vector<double>> of_passes_;
 };
+
+// Each row by one of the list's, as its word says.
+torch::Tensor by_words(nn::ModuleListImpl& list, const torch::Tensor& x,
+                       const torch::Tensor& words) {
+  torch::Tensor y = torch::zeros_like(x);
+  for (size_t index = 0; index < list.size(); ++index) {
+    const torch::Tensor rows = torch::nonzero(words.remainder(static_cast<int64_t>(list.size())) ==
+                                              static_cast<int64_t>(index))
+                                   .view(-1);
+    if (rows.numel() == 0) continue;
+    const torch::Tensor of_rows =
+        list[index]->as<nn::LinearImpl>()->forward(x.index_select(0, rows));
+    y = y.index_add(0, rows, of_rows.to(y.scalar_type()));
+  }
+  return y;
+}
 
 torch::Tensor flat(const torch::Tensor& x) {
   return x.reshape({x.size(0), kWidth});
@@ -128,6 +145,15 @@ torch::Tensor ComposedModule::forward_unit(int unit, const torch::Tensor& x, con
     return x + 0.5 * torch::tanh(units_[static_cast<size_t>(unit)](x, given));
   };
   return wrap_ ? wrap_(function, x) : function(x);
+}
+
+torch::Tensor ComposedModule::auxiliary_loss() {
+  torch::Tensor sum;
+  for (const auto& unit : experts_) {
+    const torch::Tensor loss = unit->auxiliary_loss(is_plain_);
+    if (loss.defined()) sum = sum.defined() ? sum + loss : loss;
+  }
+  return sum;
 }
 
 torch::Tensor ComposedModule::packed(const torch::Tensor& x, const torch::Tensor& words, int pass) {
@@ -436,6 +462,27 @@ ComposedModule::Function ComposedModule::made_by_hand(const Unit& unit, const st
                                                 /*is_causal=*/true)
             .transpose(1, 2)
             .reshape({x.size(0), kWidth});
+      };
+    }
+    case Kind::kExperts:
+    case Kind::kSigmoidExperts:
+    case Kind::kTightExperts: {
+      auto experts = experts_.emplace_back(std::make_shared<ExpertUnit>(unit.kind));
+      register_module(name, experts->layer());
+      return [this, experts](const torch::Tensor& x, const Given& given) {
+        return experts->forward(x, given.pass, given.rank, is_plain_);
+      };
+    }
+    case Kind::kTouched: {
+      auto list = register_module(name, nn::ModuleList());
+      for (int index = 0; index < 3; ++index) list->push_back(nn::Linear(kWidth, kWidth));
+      return [this, list](const torch::Tensor& x, const Given& given) {
+        const auto run = [&](const torch::Tensor& x) { return by_words(*list, x, given.words); };
+        if (!is_plain_) return touch_all(*list, x, run);
+        torch::Tensor y = run(x);
+        // What no row has used gets zeros.
+        for (const torch::Tensor& parameter : list->parameters()) y = y + 0 * parameter.sum();
+        return y;
       };
     }
     default:

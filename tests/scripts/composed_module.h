@@ -8,6 +8,7 @@
 
 #include <torch/torch.h>
 
+#include "tests/scripts/expert_unit.h"
 #include "tests/scripts/script.h"
 
 namespace zeropage::scripts {
@@ -51,6 +52,10 @@ class ComposedModule : public torch::nn::Module {
   // LibTorch's operators in place of the fused ones.
   void use_plain_operators() { is_plain_ = true; }
 
+  // Experts' losses of balance since the last call; undefined where there are no such units.
+  torch::Tensor auxiliary_loss();
+  std::vector<std::shared_ptr<ExpertUnit>>& experts() { return experts_; }
+
   // Behind that unit forward throws std::runtime_error("thrown on purpose"), once.
   void throw_behind(int unit) { throws_behind_ = unit; }
   // How each unit is run; by default as it is.
@@ -83,6 +88,7 @@ class ComposedModule : public torch::nn::Module {
   const std::vector<Unit> kinds_;
   std::vector<Function> units_;
   std::vector<torch::nn::Linear> linears_;  // by unit; null where it is none
+  std::vector<std::shared_ptr<ExpertUnit>> experts_;
   const Masks masks_;
   bool packs_ = false;
   bool is_plain_ = false;

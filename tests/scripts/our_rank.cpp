@@ -189,7 +189,10 @@ torch::Tensor OurRank::of_dtype(const torch::Tensor& values) const {
 }
 
 torch::Tensor OurRank::loss_of(const torch::Tensor& outputs, const Sample& sample) const {
-  return torch::mse_loss(of_dtype(outputs), of_dtype(sample.target));
+  const torch::Tensor loss = torch::mse_loss(of_dtype(outputs), of_dtype(sample.target));
+  // Forward, which is behind, has added it.
+  const torch::Tensor of_balance = module_->auxiliary_loss();
+  return of_balance.defined() ? loss + of_balance : loss;
 }
 
 void OurRank::accumulated_step() {
@@ -203,6 +206,12 @@ void OurRank::accumulated_step() {
   // Another split has the losses of others on a rank.
   const bool has_other_split = script_.is_world_invariant && script_.beside == Beside::kTwin;
   if (report.stepped() && of_this.defined() && !has_other_split) see("loss", of_this);
+}
+
+void OurRank::update_balance() {
+  for (const auto& unit : module_->experts()) {
+    if (has(unit->layer()->router)) unit->update_balance(&mesh_.samples());
+  }
 }
 
 double OurRank::clip(double most, bool by_torch) {

@@ -68,7 +68,11 @@ class OurRank : public Side {
   std::vector<ShardedOptimizer::Groups> groups_of_optimizers() const;
   ShardedOptimizer& sharded() { return dynamic_cast<ShardedOptimizer&>(*optimizers_.front()); }
 
-  int rank() const { return mesh_["data"].rank(); }
+  // Among those that have samples of their own.
+  int rank() const {
+    const int of_data = mesh_["data"].rank();
+    return setting_.expert == 1 ? of_data : of_data * setting_.expert + mesh_["expert"].rank();
+  }
   // What this rank is given: where others have some of the rows, its own.
   Sample sample(uint64_t seed, int number) const;
   // What all ranks have of it together.
@@ -92,7 +96,10 @@ class OurRank : public Side {
   void average() override { average_->update(); }
   torch::Tensor evaluate_average() override;
   double share_of_own_value() const override { return 1 + rank(); }
-  bool is_odd_one() const override { return setting_.data > 1 && rank() + 1 == setting_.data; }
+  bool is_odd_one() const override {
+    return setting_.shares() > 1 && rank() + 1 == setting_.shares();
+  }
+  void update_balance() override;
 
   ComposedModule::Masks masks_;
   std::unique_ptr<checkpointing::ActivationPolicy> policy_;  // null: none

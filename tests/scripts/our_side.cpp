@@ -10,10 +10,11 @@ namespace zeropage::scripts {
 namespace {
 
 std::unique_ptr<OurRank> make_rank(const Script& script, const Setting& setting, World& world) {
-  const Mesh mesh(world, {{"pipeline", setting.pipeline},
-                          {"data", setting.data},
-                          {"context", setting.context},
-                          {"tensor", setting.tensor}});
+  std::vector<comm::MeshAxis> axes{{"pipeline", setting.pipeline}, {"data", setting.data}};
+  if (setting.expert > 1) axes.push_back({"expert", setting.expert});
+  axes.push_back({"context", setting.context});
+  axes.push_back({"tensor", setting.tensor});
+  const Mesh mesh(world, axes);
   if (setting.is_alone) return make_alone_rank(script, setting, mesh);
   return setting.pipeline > 1 ? make_pipeline_rank(script, setting, mesh)
                               : make_whole_rank(script, setting, mesh);

@@ -11,7 +11,7 @@ namespace {
 
 int most_ranks(const Script& script) {
   int most = 1;
-  for (const Setting& setting : script.settings) most = std::max(most, setting.data);
+  for (const Setting& setting : script.settings) most = std::max(most, setting.shares());
   return most;
 }
 
@@ -44,6 +44,7 @@ Observations PlainSide::see_all() {
     drop_schedules();
     // A saved state has no gradients.
     abandon();
+    for (const auto& unit : module_->experts()) unit->forget_load();
     ++at;
   }
   return std::move(seen_);
@@ -59,7 +60,7 @@ void PlainSide::on_each_rank(const Forward& forward) {
       buffers[index].variable_data().copy_(values[index]);
     }
   };
-  for (int rank = 0; rank < setting_.data; ++rank) {
+  for (int rank = 0; rank < setting_.shares(); ++rank) {
     if (rank > 0) give(before);
     forward(rank, sample_of(script_.seed, pass_, rank));
     if (rank > 0) continue;
@@ -73,10 +74,10 @@ bool PlainSide::backward(const Action& action, bool /*syncs*/) {
   on_each_rank([&](int rank, const Sample& sample) {
     const torch::Tensor outputs =
         module_->forward(sample.x, sample.words, units_of(action), pass_, rank);
-    const torch::Tensor loss = torch::mse_loss(outputs, sample.target) * action.value;
+    const torch::Tensor loss = loss_of(outputs, sample) * action.value;
     if (!loss.requires_grad()) return;
     was_run = true;
-    const torch::Tensor share = loss / setting_.data;
+    const torch::Tensor share = loss / setting_.shares();
     if (action.does == Does::kBackwardTwice) share.backward({}, /*retain_graph=*/true);
     share.backward();
   });
@@ -87,7 +88,7 @@ void PlainSide::micro_batches(int count, int units) {
   for (int micro_batch = 0; micro_batch < count; ++micro_batch, ++pass_) {
     on_each_rank([&](int rank, const Sample& sample) {
       const torch::Tensor outputs = module_->forward(sample.x, sample.words, units, pass_, rank);
-      const torch::Tensor loss = torch::mse_loss(outputs, sample.target) * factor_of(pass_, rank);
+      const torch::Tensor loss = loss_of(outputs, sample) * factor_of(pass_, rank);
       const double weight = weight_of(pass_, rank);
       if (weight == 0) return;
       weight_ += weight;
@@ -96,6 +97,16 @@ void PlainSide::micro_batches(int count, int units) {
       if (loss.requires_grad()) (loss * weight).backward();
     });
   }
+}
+
+torch::Tensor PlainSide::loss_of(const torch::Tensor& outputs, const Sample& sample) const {
+  const torch::Tensor loss = torch::mse_loss(outputs, sample.target);
+  const torch::Tensor of_balance = module_->auxiliary_loss();
+  return of_balance.defined() ? loss + of_balance : loss;
+}
+
+void PlainSide::update_balance() {
+  for (const auto& unit : module_->experts()) unit->update_balance(nullptr);
 }
 
 void PlainSide::look_at_mean() {
@@ -172,6 +183,7 @@ void PlainSide::throw_in_forward(int unit) {
       module_->forward(sample.x, sample.words, static_cast<int>(script_.units.size()), pass_, rank);
     } catch (const std::runtime_error&) {
     }
+    module_->auxiliary_loss();
   });
 }
 

@@ -30,10 +30,13 @@ class PlainSide final : public Side {
   void see_values() override;
   void average() override;
   torch::Tensor evaluate_average() override;
-  double share_of_own_value() const override { return 0.5 * (1 + setting_.data); }
+  double share_of_own_value() const override { return 0.5 * (1 + setting_.shares()); }
+  void update_balance() override;
   bool is_odd_one() const override { return false; }
 
-  // Calls it for each rank of `data`. The buffers are rank 0's in the end, which DistributedDataParallel promises.
+  torch::Tensor loss_of(const torch::Tensor& outputs, const Sample& sample) const;
+
+  // Calls it for each rank that has samples of its own. The buffers are rank 0's in the end, which DistributedDataParallel promises.
   template <typename Forward>
   void on_each_rank(const Forward& forward);
 

@@ -1,26 +1,11 @@
 #include "tests/scripts/random_script.h"
 
 #include <algorithm>
-#include <random>
+
+#include "tests/scripts/dice.h"
 
 namespace zeropage::scripts {
 namespace {
-
-// Standard distributions differ between libraries; these draw the same everywhere.
-class Dice {
- public:
-  explicit Dice(uint64_t seed) : engine_(seed) {}
-  int below(int bound) { return static_cast<int>(engine_() % static_cast<uint64_t>(bound)); }
-  bool one_in(int count) { return below(count) == 0; }
-  double between(double low, double high) { return low + (high - low) * below(1001) / 1000.0; }
-  template <typename T>
-  T any_of(std::initializer_list<T> values) {
-    return values.begin()[below(static_cast<int>(values.size()))];
-  }
-
- private:
-  std::mt19937_64 engine_;
-};
 
 // What LibTorch computes in bf16, and in fp16, on the host.
 bool is_in(Values values, Kind kind) {
@@ -35,16 +20,23 @@ bool is_in(Values values, Kind kind) {
 // pipelines: whether some settings have one, in which nobody says in which order masks are drawn. by_rows: whether some have a
 // context axis.
 std::vector<Unit> random_units(Dice& dice, Values values, bool pipelines, bool by_rows) {
-  constexpr int kKinds = static_cast<int>(Kind::kCausal) + 1;
+  constexpr int kKinds = static_cast<int>(Kind::kTouched) + 1;
   std::vector<Unit> units;
   std::vector<int> linears;
+  const bool is_sparse = dice.one_in(4);
   const int count = pipelines ? 4 + dice.below(4) : 2 + dice.below(5);
   for (int index = 0; index < count; ++index) {
     Unit unit{static_cast<Kind>(dice.below(kKinds)), 0};
     if (dice.one_in(5)) unit.kind = Kind::kMlp;
+    if (is_sparse && dice.one_in(2)) {
+      unit.kind =
+          dice.any_of({Kind::kExperts, Kind::kSigmoidExperts, Kind::kTightExperts, Kind::kTouched});
+    }
     if (by_rows && !is_by_row(unit.kind)) unit.kind = Kind::kCausal;
     if (by_rows && index == 0) unit.kind = Kind::kCausal;
     if (!is_in(values, unit.kind)) unit.kind = Kind::kLayerNorm;
+    // A stage that is not the last has no loss to add to.
+    if (pipelines && unit.kind == Kind::kExperts) unit.kind = Kind::kSigmoidExperts;
     if (pipelines && (unit.kind == Kind::kMasked || unit.kind == Kind::kDrawn)) {
       unit.kind = Kind::kTied;
     }
@@ -162,6 +154,18 @@ void share_rows(Dice& dice, Script& script) {
   }
 }
 
+// Ranks have some of the experts each, if all that the script says is right there.
+void spread_experts(Dice& dice, Script& script) {
+  if (!has_experts(script) || script.has_pipelines || script.is_world_invariant) return;
+  if (reads_whole_tensors(script.rule)) return;
+  for (Setting& setting : script.settings) {
+    if (setting.tensor > 1 || dice.one_in(4)) continue;
+    setting.shard_within = setting.secondary_shard_within = 0;
+    setting.expert = setting.context == 1 ? dice.any_of({2, 2, 4}) : 2;
+    setting.data = setting.context * setting.expert == 2 ? 1 + dice.below(2) : 1;
+  }
+}
+
 void add_backwards(Dice& dice, std::vector<Action>& actions) {
   const int micro_steps = 1 + (dice.one_in(3) ? 1 + dice.below(2) : 0);
   const bool syncs_all = dice.one_in(2);
@@ -247,6 +251,8 @@ void add_a_wrong_one(Dice& dice, Script& script, bool pipelines) {
   const bool accumulates = script.accumulation.is_on;
   auto does = dice.any_of({Does::kOwnLearningRate, Does::kOwnWrite, Does::kOwnLeftStep});
   if (accumulates && does == Does::kOwnLeftStep) does = Does::kOwnWrite;
+  // A rank that has some of the experts alone may write to them.
+  if (spreads_experts(script) && does == Does::kOwnWrite) does = Does::kOwnLearningRate;
   std::vector<Action>& actions = script.actions;
   const auto place = dice.below(static_cast<int>(actions.size()) + 1);
   actions.insert(actions.begin() + place, {does, dice.below(64), dice.between(0.3, 0.8)});
@@ -442,6 +448,8 @@ Script random_script(uint64_t seed) {
   script.has_context = !pipelines && script.values != Values::kHalf && dice.one_in(5);
   if (pipelines || dice.one_in(3)) choose_accumulation(dice, script.accumulation);
   script.units = random_units(dice, script.values, pipelines, script.has_context);
+  // In fp32 a row of which two scores are alike may choose otherwise.
+  if (has_experts(script) && script.values == Values::kFloat) script.beside = Beside::kTwin;
   script.rule = dice.any_of({Rule::kSgd, Rule::kAdam, Rule::kAdamW, Rule::kAdagrad});
   script.groups = 1 + (dice.one_in(3) ? 1 : 0);
   script.optimizers = 1 + (!pipelines && dice.one_in(6) ? 1 : 0);
@@ -466,11 +474,18 @@ Script random_script(uint64_t seed) {
   if (!pipelines && dice.one_in(4)) leave_the_wrapper_out(dice, script);
   if (!pipelines && dice.one_in(4)) choose_when(dice, script);
   share_rows(dice, script);
+  spread_experts(dice, script);
   const bool looks = when_of(script) == StepWhen::kInStep;
   const int steps = 1 + dice.below(looks ? 4 : 6);
   for (int step = 0; step < steps; ++step) {
     if (looks) add_a_step(dice, script, step, pipelines, has_slices);
     if (!looks) add_a_step_without_a_look(dice, script, step);
+  }
+  if (spreads_experts(script)) {
+    // One rank has no whole experts to write to.
+    for (Action& action : script.actions) {
+      if (action.does == Does::kWriteGuarded) action.does = Does::kWriteAlike;
+    }
   }
   if (dice.one_in(6)) leave_parameters_out(dice, script);
   if (looks && dice.one_in(10)) add_a_wrong_one(dice, script, pipelines);

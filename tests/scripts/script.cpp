@@ -78,7 +78,11 @@ NLOHMANN_JSON_SERIALIZE_ENUM(Kind, {{Kind::kLinear, "linear"},
                                     {Kind::kFused, "fused"},
                                     {Kind::kMasked, "masked"},
                                     {Kind::kDrawn, "drawn"},
-                                    {Kind::kCausal, "causal"}})
+                                    {Kind::kCausal, "causal"},
+                                    {Kind::kExperts, "experts"},
+                                    {Kind::kSigmoidExperts, "sigmoid_experts"},
+                                    {Kind::kTightExperts, "tight_experts"},
+                                    {Kind::kTouched, "touched"}})
 NLOHMANN_JSON_SERIALIZE_ENUM(Does, {{Does::kBackward, "backward"},
                                     {Does::kBackwardNoSync, "backward_no_sync"},
                                     {Does::kBackwardTwice, "backward_twice"},
@@ -127,13 +131,11 @@ NLOHMANN_JSON_SERIALIZE_ENUM(Rule, {{Rule::kSgd, "sgd"},
                                     {Rule::kMuon, "muon"}})
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Unit, kind, of)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Action, does, which, value)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Setting, stage, data, tensor, context, is_by_heads,
-                                                pipeline, chunks, order, is_alone, is_deferred,
-                                                shard_within, optimizer, parameters, when, kept,
-                                                reduced, page_bytes, stays, prefetch_bytes,
-                                                minimum_sharded_bytes, secondary_shard_within,
-                                                offloaded_bytes, gradient_budget_bytes, is_by_class,
-                                                saves_aside, spread)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(
+    Setting, stage, data, tensor, context, expert, is_by_heads, pipeline, chunks, order, is_alone,
+    is_deferred, shard_within, optimizer, parameters, when, kept, reduced, page_bytes, stays,
+    prefetch_bytes, minimum_sharded_bytes, secondary_shard_within, offloaded_bytes,
+    gradient_budget_bytes, is_by_class, saves_aside, spread)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Accumulation, is_on, weighs, clip_norm, clip_value)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Script, seed, units, rule, values, states,
                                                 sends_floats, keeps_low, masters,
@@ -221,6 +223,20 @@ bool has_buffers(const Script& script) {
                      [](const Unit& unit) { return writes_buffers(unit.kind); });
 }
 
+bool is_experts(Kind kind) {
+  return kind == Kind::kExperts || kind == Kind::kSigmoidExperts || kind == Kind::kTightExperts;
+}
+
+bool has_experts(const Script& script) {
+  return std::any_of(script.units.begin(), script.units.end(),
+                     [](const Unit& unit) { return is_experts(unit.kind); });
+}
+
+bool spreads_experts(const Script& script) {
+  return std::any_of(script.settings.begin(), script.settings.end(),
+                     [](const Setting& setting) { return setting.expert > 1; });
+}
+
 bool has_slices(const Script& script) {
   for (size_t unit = 0; unit < script.units.size(); ++unit) {
     if (script.units[origin_of(script, unit)].kind == Kind::kMlp) return true;
@@ -234,6 +250,8 @@ bool is_by_row(Kind kind) {
     case Kind::kBatchNorm:
     case Kind::kNoGrad:
     case Kind::kFused:
+    case Kind::kExperts:
+    case Kind::kTightExperts:
     // MultiheadAttention is refused where attention runs over ranks.
     case Kind::kAttention:
     case Kind::kEncoder:

@@ -58,6 +58,10 @@ enum class Kind : uint8_t {
   kMasked,
   kDrawn,
   kCausal,
+  kExperts,         // whose loss of balance is added behind forward
+  kSigmoidExperts,  // with a bias of balance
+  kTightExperts,    // of so many rows as a rank has, which may be none; some are dropped
+  kTouched,         // a list, under touch_all()
 };
 
 struct Unit {
@@ -124,6 +128,7 @@ struct Setting {
   int data = 1;     // ranks
   int tensor = 1;   // ranks that have slices of each kMlp
   int context = 1;  // ranks that have some of the rows each, which are the tokens of kCausal
+  int expert = 1;   // ranks that have some of the experts each, and samples of their own
   bool is_by_heads = false;  // its attention, over those ranks
   int pipeline = 1;          // ranks that have the units one after the other
   int chunks = 1;            // of the units, on each of them
@@ -147,7 +152,8 @@ struct Setting {
   bool saves_aside = false;           // its state, while training goes on
   int spread = 1;  // ranks whose micro-batches each rank runs, one after the other
 
-  int ranks() const { return pipeline * data * context * tensor; }
+  int shares() const { return data * expert; }  // ranks that have samples of their own
+  int ranks() const { return pipeline * shares() * context * tensor; }
 };
 
 // How the script's steps are made of micro-batches.
@@ -200,6 +206,11 @@ bool has_buffers(const Script& script);
 bool has(const Script& script, Kind kind);
 // Whether there is one of the units that are cut over "tensor".
 bool has_slices(const Script& script);
+// Whether the kind is a layer of experts that can be spread over ranks.
+bool is_experts(Kind kind);
+bool has_experts(const Script& script);
+// Whether a setting spreads them.
+bool spreads_experts(const Script& script);
 // Whether the unit computes each row by itself, and the first one attends to all: the rows may be over several ranks.
 bool is_by_row(Kind kind);
 bool can_share_rows(const Script& script);

@@ -44,6 +44,7 @@ struct Said {
   std::set<StateFormat> states;
   std::set<StepWhen> whens;
   std::set<ScheduleKind> orders;  // of pipelines
+  std::set<int> experts;
   std::set<int> pipelines;
   std::set<bool> alone;
   std::set<std::pair<int, bool>> contexts;  // ranks of it, and whether by heads
@@ -78,6 +79,7 @@ struct Said {
       optimizers.insert(setting.optimizer);
       parameters.insert(setting.parameters);
       reduced.insert(setting.reduced);
+      experts.insert(setting.expert);
       pipelines.insert(setting.pipeline);
       alone.insert(setting.is_alone);
       contexts.insert({setting.context, setting.is_by_heads});
@@ -89,7 +91,7 @@ struct Said {
 TEST(ScriptsTest, SayEachWordWithinAThousandSeeds) {
   Said said;
   for (uint64_t seed = 0; seed < 1000; ++seed) said.add(random_script(seed));
-  EXPECT_EQ(said.kinds.size(), static_cast<size_t>(Kind::kCausal) + 1);
+  EXPECT_EQ(said.kinds.size(), static_cast<size_t>(Kind::kTouched) + 1);
   EXPECT_EQ(said.actions.size(), static_cast<size_t>(Does::kOwnLeftStep) + 1);
   EXPECT_EQ(said.values.size(), static_cast<size_t>(Values::kHalf) + 1);
   EXPECT_EQ(said.beside.size(), static_cast<size_t>(Beside::kTwin) + 1);
@@ -115,6 +117,7 @@ TEST(ScriptsTest, SayEachWordWithinAThousandSeeds) {
   EXPECT_EQ(said.whens.size(), static_cast<size_t>(StepWhen::kOneStepLate) + 1);
   EXPECT_EQ(said.alone.size(), 2U);
   EXPECT_EQ(said.contexts, (std::set<std::pair<int, bool>>{{1, false}, {2, false}, {2, true}}));
+  EXPECT_EQ(said.experts, (std::set<int>{1, 2, 4}));
   EXPECT_EQ(said.pipelines, (std::set<int>{1, 2, 3}));
 }
 

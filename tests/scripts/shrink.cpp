@@ -75,6 +75,7 @@ Script shrunk(Script script, const std::function<bool(const Script&)>& is_still)
       in_setting([](Setting& of) { of.kept = Kept::kAll; });
       in_setting([](Setting& of) { of.shard_within = 0; });
       in_setting([](Setting& of) { of.tensor = 1; });
+      in_setting([](Setting& of) { of.expert = 1; });
       in_setting([](Setting& of) { of.is_by_heads = false; });
       in_setting([](Setting& of) {
         of.context = 1;

@@ -179,8 +179,10 @@ void Side::schedule(const Action& action) {
 void Side::step() {
   if (!script_.accumulation.is_on) {
     step_optimizers();
+    update_balance();
   } else if (made_ > 0) {
     accumulated_step();
+    update_balance();
     end_accumulation();
   }
   see_values();

@@ -93,10 +93,14 @@ class Side {
   // What each rank sets a gradient to that no backward gave, or its mean over the ranks. A twin that is one rank has no
   // others, so that all ranks of such a script set the same, to so few digits that their sum is exact.
   double own_value(double value) const {
+    // Ranks that have other experts have no mean of theirs.
+    if (spreads_experts(script_)) return value;
     return script_.is_world_invariant ? std::round(value * 64) / 64 : value * share_of_own_value();
   }
   // 1 + rank of `data`, or its mean over the ranks.
   virtual double share_of_own_value() const = 0;
+  // Moves the biases of experts, after a step.
+  virtual void update_balance() = 0;
   // Whether this is the rank that does what it should not do alone.
   virtual bool is_odd_one() const = 0;
 

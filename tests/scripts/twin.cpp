@@ -10,7 +10,8 @@ Script twin_of(Script script) {
     }
     set_stage(setting, 0);
     // One rank runs the micro-batches of all. It has no masks of theirs, and its buffers are written by all.
-    if (script.is_world_invariant && !has_buffers(script) && !has(script, Kind::kMasked)) {
+    if (script.is_world_invariant && !has_buffers(script) && !has(script, Kind::kMasked) &&
+        !has(script, Kind::kTightExperts)) {
       setting.spread = setting.data;
       setting.data = 1;
     }

@@ -48,6 +48,14 @@ bool unfreezes(const Script& script) {
   return has_any(script, [](Does does) { return does == Does::kUnfreeze; });
 }
 
+// At stage 3 ranks would repeat different operators.
+bool recomputes_other_routes(const Script& script) {
+  if (!has(script, Kind::kTouched) && !has(script, Kind::kTightExperts)) return false;
+  return std::any_of(script.settings.begin(), script.settings.end(), [](const Setting& setting) {
+    return setting.stage == 3 && setting.kept == Kept::kRecompute;
+  });
+}
+
 // The one that the script is to be told by this error; null for other errors.
 const Refusal* refusal_of(const Script& script, const std::string& error) {
   for (const Refusal& refusal : refusals()) {
@@ -123,6 +131,9 @@ const std::vector<Refusal>& refusals() {
       {"is looked at between the micro-batches of a step", "docs/troubleshooting.md", &offloads},
       {"in the middle of an accumulation it is a sum over the 2 ranks of a group alone",
        "docs/troubleshooting.md", &has_groups},
+      {"expected no Recompute around a forward whose parameters are sharded", "docs/experts.md",
+       &recomputes_other_routes},
+      {"is out of step", "docs/experts.md", &recomputes_other_routes},
       // A step that follows no forward.
       {"did not when the wrapped module was called last", "docs/troubleshooting.md", &unfreezes},
   };

@@ -2,6 +2,7 @@
 
 #include "tests/scripts/loop_rank.h"
 #include "zeropage/context_parallel.h"
+#include "zeropage/expert_parallel.h"
 
 namespace zeropage::scripts {
 namespace {
@@ -21,7 +22,8 @@ class WholeRank final : public LoopRank {
           *module_, mesh_["context"],
           setting_.is_by_heads ? parallel::ContextForm::kUlysses : parallel::ContextForm::kRing);
     }
-    if (setting_.tensor > 1 || setting_.context > 1) {
+    if (setting_.expert > 1) expert_parallel(*module_, mesh_);
+    if (setting_.tensor > 1 || setting_.context > 1 || setting_.expert > 1) {
       model_.emplace(module_, mesh_, options);
     } else {
       model_.emplace(module_, mesh_["data"], options);

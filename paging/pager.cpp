@@ -42,7 +42,7 @@ size_t Pager::add_page(std::string name, int64_t bytes,
 void Pager::pin(std::span<const PageUse> uses, std::string_view who, Pass pass) {
   paging::detail::ResidentPages& pages = *pages_;
   Lock lock(mutex_);
-  const bool moved = schedule_->touch(uses, pass);
+  const bool moved = schedule_->touch(uses, pass, pins_of_thread > 0);
   make_room(lock, uses, who);
   for (const PageUse& use : uses) {
     Page& page = pages[use.page];

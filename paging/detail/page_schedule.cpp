@@ -22,12 +22,14 @@ int64_t PageSchedule::prefetch_bytes() const {
                                                                    : options_.prefetch_bytes;
 }
 
-bool PageSchedule::touch(std::span<const PageUse> uses, Pass pass) {
+bool PageSchedule::touch(std::span<const PageUse> uses, Pass pass, bool is_within) {
   if (pass == Pass::kAside || !options_.traced) return false;
   bool moved = false;
   for (const PageUse& use : uses) {
-    // One rank may look alone at what a guard holds, and must not decide by another trace then.
-    if (pages_[use.page].users.any_guard()) continue;
+    const PageUsers& users = pages_[use.page].users;
+    // One rank may look alone at what a guard holds, and must not decide by another trace then. How often an operator looks at
+    // its pages within may differ on ranks too, as that of experts does, which looks once for each that has tokens.
+    if (users.any_guard() || (is_within && users.any())) continue;
     trace_ = &traces_[static_cast<size_t>(pass)];
     moved |= trace_->touch(use.page);
   }

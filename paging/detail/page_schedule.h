@@ -26,8 +26,9 @@ class PageSchedule {
   // The most that pages may hold, unless one operator without a budget needs more.
   int64_t limit_bytes() const;
 
-  // An operator of that pass touches the pages. True if the pass has moved on.
-  bool touch(std::span<const PageUse> uses, Pass pass);
+  // An operator of that pass touches the pages. is_within: its thread keeps pages already, as an operator does that runs others. True
+  // if the pass has moved on.
+  bool touch(std::span<const PageUse> uses, Pass pass, bool is_within);
   // The next touch begins a pass.
   void end_pass(Pass pass) { traces_[static_cast<size_t>(pass)].end_pass(); }
 

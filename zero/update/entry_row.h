@@ -45,7 +45,7 @@ class EntryRow {
  private:
   // The row's address, before each object.
   static constexpr size_t kHeaderBytes = alignof(std::max_align_t);
-  static_assert(sizeof(EntryRow*) <= kHeaderBytes);
+  static_assert(sizeof(void*) <= kHeaderBytes);
 
   EntryRow(size_t count, size_t bytes)
       : count_(count),

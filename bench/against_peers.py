@@ -56,6 +56,7 @@ PEERS = {
     "deepspeed": Peer("zero_deepspeed.py", ("deepspeed==0.19.8",), {"DS_BUILD_OPS": "0"}),
     "tensor_parallel": Peer("tensor_parallel.py", axis="tensor"),
     "context_parallel": Peer("context_parallel.py", axis="context"),
+    "experts": Peer("experts.py"),
     "pipeline": Peer("pipeline.py", axis="pipeline"),
 }
 
@@ -119,7 +120,7 @@ def check_arguments(parser, arguments):
             f"the peer {alone[0]} is a loop without communication: it has one rank, got --ranks "
             f"{arguments.ranks}; use --ranks 1 or another peer"
         )
-    for name in {"deepspeed", "tensor_parallel", "context_parallel", "pipeline"}.intersection(arguments.peers):
+    for name in {"deepspeed", "tensor_parallel", "context_parallel", "experts", "pipeline"}.intersection(arguments.peers):
         if (arguments.device, arguments.compute_dtype) != ("cpu", "fp32"):
             parser.error(f"the peer {name} is set up for --device cpu and --compute-dtype fp32 only")
     sharing = [name for name in arguments.peers if PEERS[name].axis]
@@ -127,6 +128,8 @@ def check_arguments(parser, arguments):
     if sharing and len(arguments.peers) > 1:
         parser.error(f"the ranks of the peer {sharing[0]} share their samples, those of others do not; "
                      "compare with it alone")
+    if "experts" in arguments.peers and len(arguments.peers) > 1:
+        parser.error("the peer experts has another model; compare with it alone")
     if arguments.axis == "tensor" and arguments.heads % arguments.ranks != 0:
         parser.error(f"--heads {arguments.heads}: {arguments.ranks} ranks do not divide them")
     if arguments.axis == "context" and arguments.sequence % (2 * arguments.ranks) != 0:
@@ -151,6 +154,12 @@ def side_commands(arguments, python, data, folder):
     if arguments.axis == "context":
         chosen = flags.chosen_options("context_parallel", arguments.peer_option)
         sides["ours"] += ["--context-form", chosen["our_form"]]
+    if "experts" in arguments.peers:
+        chosen = flags.chosen_options("experts", arguments.peer_option)
+        # The peer trains without a loss of balance.
+        sides["ours"] += ["--experts", chosen["experts"], "--active", chosen["active"], "--balance-loss", "0"]
+        if chosen["our_experts"] == "over_ranks":
+            sides["ours"] += ["--expert-parallel", str(arguments.ranks)]
     if arguments.axis == "pipeline":
         chosen = flags.chosen_options("pipeline", arguments.peer_option)
         sides["ours"] += ["--schedule", chosen["schedule"], "--accumulate", chosen["micro_batches"]]

@@ -67,6 +67,13 @@ PEER_OPTIONS = {
     "tensor_parallel": {"vocabulary": ("sharded", "replicated"), **_EVERY_PEER},
     # Of ours; the peer gathers keys and values.
     "context_parallel": {"our_form": ("ring", "ulysses"), **_EVERY_PEER},
+    # our_experts: whole on each rank, or over all ranks, to which tokens travel.
+    "experts": {
+        "experts": ("8", "4", "16"),
+        "active": ("2", "1", "4"),
+        "our_experts": ("whole", "over_ranks"),
+        **_EVERY_PEER,
+    },
     "pipeline": {
         "schedule": ("1f1b", "gpipe"),
         "micro_batches": ("8", "4", "16", "32"),

@@ -28,14 +28,17 @@ class Block(nn.Module):
         self.mlp_down = nn.Linear(4 * d_model, d_model)
 
     def forward(self, x):  # [B, T, D]
+        x = x + self.attend(self.attention_norm(x))
+        return x + self.mlp_down(F.gelu(self.mlp_up(self.mlp_norm(x))))
+
+    def attend(self, x):
         b, t, d = x.shape
         heads = [
             part.view(b, t, self.heads, d // self.heads).transpose(1, 2)  # [B, H, T, D / H]
-            for part in self.attention_qkv(self.attention_norm(x)).chunk(3, -1)
+            for part in self.attention_qkv(x).chunk(3, -1)
         ]
         attention = F.scaled_dot_product_attention(*heads, is_causal=True)
-        x = x + self.attention_out(attention.transpose(1, 2).reshape(b, t, d))
-        return x + self.mlp_down(F.gelu(self.mlp_up(self.mlp_norm(x))))
+        return self.attention_out(attention.transpose(1, 2).reshape(b, t, d))
 
 
 class Gpt(nn.Module):
@@ -64,7 +67,7 @@ def initialise(model, seed, whole=nullcontext):
     for name, sharded in model.named_parameters():
         with whole(sharded) as parameter:
             if parameter.dim() >= 2:
-                into_residual = name.endswith(("attention_out.weight", "mlp_down.weight"))
+                into_residual = name.endswith(("attention_out.weight", "mlp_down.weight", "mlp.w_down"))
                 parameter.normal_(0, residual_std if into_residual else 0.02)
             else:
                 parameter.fill_(1 if name.endswith("norm.weight") else 0)

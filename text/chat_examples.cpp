@@ -124,6 +124,8 @@ class Line {
       content_ = json::parse(text);
     } catch (const json::parse_error& error) {
       refuse("expected JSON, got something else at byte " + std::to_string(error.byte));
+    } catch (const json::out_of_range&) {
+      refuse("expected JSON whose numbers a double holds, got a larger one");
     }
     if (!content_.is_object()) refuse("expected an object, got " + shown(content_));
   }

@@ -140,6 +140,8 @@ TEST_F(ChatExamplesTest, LinesThatAreNoExamplesAreNamed) {
               HasSubstr("line 1: expected an answer"));
   EXPECT_THAT(error_of(good + "\n{"),
               HasSubstr("line 3: expected JSON, got something else at byte"));
+  EXPECT_THAT(error_of(R"({"prompt": 8e888888})"),
+              HasSubstr("line 1: expected JSON whose numbers a double holds, got a larger one"));
   EXPECT_THAT(error_of("[1]"), HasSubstr("line 1: expected an object, got [1]"));
   EXPECT_THAT(error_of(R"({"text": "x"})"),
               HasSubstr(R"(expected "messages", or "prompt" and "completion", got {"text":"x"})"));

@@ -424,6 +424,9 @@ TEST_F(TokenizerTest, DamagedVocabulariesAreNamed) {
     EXPECT_THAT(text_error_of([&] { Tokenizer::from_path(path); }), HasSubstr("expected JSON"))
         << size;
   }
+  const auto path = scratch_.put("tokenizer.json", "{\"model\": 8e888888}");
+  EXPECT_THAT(text_error_of([&] { Tokenizer::from_path(path); }),
+              HasSubstr("expected JSON whose numbers a double holds, got a larger one"));
   EXPECT_THAT(text_error_of([&] { Tokenizer::from_path(scratch_ / "none"); }),
               HasSubstr("there is no such file"));
   const TextScratch empty;

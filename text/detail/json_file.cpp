@@ -14,6 +14,10 @@ nlohmann::json read_json(const std::filesystem::path& file) {
                                        std::to_string(error.byte) + " of " +
                                        std::to_string(mapped.bytes().size()) +
                                        "; the file is damaged, cut off, or another one");
+  } catch (const nlohmann::json::out_of_range&) {
+    throw TextError(mapped.name(),
+                    "expected JSON whose numbers a double holds, got a larger one; the file is "
+                    "damaged or another one");
   }
 }
 

@@ -12,6 +12,7 @@
 #include <torch/torch.h>
 
 #include "fused/experts/expert_linear.h"
+#include "operators/meta_operators.h"
 #include "tests/harness/autocast.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
@@ -421,7 +422,8 @@ TEST(ExpertsTest, TheBalanceMovesByTheLoadOfAllRanks) {
   });
 }
 
-TEST(ExpertsTest, TheLoadIsOfForwardsWithValues) {
+TEST(ExpertsTest, ChoicesAreThoseOfForwardsWithValues) {
+  operators::provide_meta_operators();
   DeferredModule deferred([] { return make_experts(options_of(4, 1)); });
   Experts layer = deferred.module();
   layer(torch::empty({6, kWidth}, torch::kMeta));

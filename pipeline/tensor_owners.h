@@ -19,7 +19,8 @@ namespace zeropage::pipeline {
 class TensorOwners {
  public:
   // first_layers: of each stage, and where the last one ends. Throws where a layer lists what is not the model's or a module
-  // that holds another rank's, and where a stage would have no parameter.
+  // that holds another rank's, where a stage would have no parameter, and for Experts on several ranks whose balance_bias
+  // moves by the tokens that one rank has counted.
   TensorOwners(const torch::nn::Module& whole, const PipelineLayers& layers,
                const std::vector<int64_t>& first_layers, int ranks);
 
@@ -31,6 +32,7 @@ class TensorOwners {
                                   std::unordered_map<const at::TensorImpl*, size_t>& index) const;
 
  private:
+  void check_counts_on_one_rank(const torch::nn::Module& whole) const;
   void place(TensorOfModel& of, const at::Tensor& tensor, Kind kind) const;
 
   const int ranks_;

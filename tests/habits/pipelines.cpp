@@ -1,6 +1,7 @@
 // How scripts cut a model by its layers over ranks.
 #include "tests/habits/scripts.h"
 #include "zeropage/checkpoint.h"
+#include "zeropage/experts.h"
 #include "zeropage/pipeline.h"
 
 namespace zeropage::habits_of_pipelines {
@@ -681,6 +682,35 @@ const int kWritesShared = is_refused(
           return x;
         };
       });
+    },
+    kOnce);
+
+struct MixedImpl : torch::nn::Module {
+  MixedImpl() {
+    parallel::ExpertsOptions options(/*d_model=*/8, /*d_hidden=*/8, /*experts=*/2, /*active=*/1);
+    options.balance_bias_rate = 0.1;
+    experts = register_module("experts", parallel::Experts(options));
+  }
+  parallel::Experts experts{nullptr};
+};
+TORCH_MODULE(Mixed);
+
+const int kBalancesShared = is_refused(
+    kGroup, "uses Experts with a bias for balance in layers of two ranks",
+    "\"experts\" with a balance_bias are used by layers on 2 ranks, 0 to 1",
+    "give each layer Experts of its own",
+    [](auto& run) {
+      const Mesh mesh(run.world(), {{"pipeline", 2}, {"data", 1}});
+      pipeline_stage<Mixed>([] { return Mixed(); },
+                            [](Mixed& mixed) {
+                              const auto forward = [mixed](const torch::Tensor& x) mutable {
+                                return mixed->experts->forward(x);
+                              };
+                              const auto module = mixed->experts.ptr();
+                              return PipelineLayers{{"below", {module}, forward, {}},
+                                                    {"above", {module}, forward, {}}};
+                            },
+                            mesh["pipeline"]);
     },
     kOnce);
 

@@ -209,7 +209,8 @@ bool can_be_cut(const Script& script, const Setting& setting) {
     const auto& [unit, ranks] = item;
     if (ranks.size() == 1) return true;
     return ranks == std::set<int>{0, setting.pipeline - 1} &&
-           !writes_buffers(script.units[unit].kind);
+           !writes_buffers(script.units[unit].kind) &&
+           script.units[unit].kind != Kind::kSigmoidExperts;
   });
 }
 

@@ -10,12 +10,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import peer_venv
 from peers import flags
 from report import MIB, print_table
 from runs import (
     WARM_UP_STEPS,
     add_measuring_flags,
+    add_train_gpt_flag,
     check_files,
     check_measuring_flags,
     data_in,
@@ -23,6 +23,7 @@ from runs import (
     measure,
     median_step,
     spread,
+    train_gpt_of,
     write_figures,
 )
 
@@ -59,16 +60,12 @@ def parse_arguments(words):
     flags.add_run_flags(parser, **DEFAULTS)
     parser.add_argument("--stage", type=int, choices=range(4), default=0,
                         help="ZeRO stage (default 0)")
-    parser.add_argument("--train-gpt", type=Path, help="the program (default: that of "
-                        "build/release, on cuda of build/cuda)")
+    add_train_gpt_flag(parser)
     add_measuring_flags(parser, "policy", rounds=3)
     arguments = parser.parse_args(words)
     flags.check_run_flags(parser, arguments)
     check_measuring_flags(parser, arguments)
-    preset = "cuda" if arguments.device == "cuda" else "release"
-    arguments.train_gpt = (
-        arguments.train_gpt or peer_venv.ROOT / "build" / preset / "examples/train_gpt"
-    )
+    arguments.train_gpt = train_gpt_of(arguments)
     # None goes first: budgets are shares of its peak.
     arguments.policies = list(dict.fromkeys([NONE, *arguments.policies.split(",")]))
     for policy in arguments.policies:

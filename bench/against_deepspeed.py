@@ -24,7 +24,7 @@ OUR_ROUNDS = 5
 def parse_arguments(words):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--numel", type=int, default=2**26, help="elements (default %(default)s)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each side "
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of each side "
                         "(default: as many as processors)")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each side (default 5)")
     parser.add_argument("--build", type=Path, default=peer_venv.ROOT / "build/release",

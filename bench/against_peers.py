@@ -85,7 +85,7 @@ def parse_arguments(words):
     parser.add_argument("--build", type=Path, help="folder with examples/train_gpt and "
                         "bench/bare_loop (default: build/release; on cuda build/cuda)")
     parser.add_argument("--train-gpt", type=Path, help="ours, where it is not that of --build")
-    parser.add_argument("--python", choices=["venv", "current"], help="of the peers: .venv-peers, "
+    parser.add_argument("--python", choices=["venv", "current"], help="interpreter of the peers: .venv-peers, "
                         "made where missing, or the python3 that runs this (default: venv; on "
                         "cuda current)")
     add_measuring_flags(parser, "side", rounds=5)

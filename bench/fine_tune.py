@@ -124,7 +124,7 @@ def main():
                         "the long runs, one after the other)")
     parser.add_argument("--round-steps", type=int, default=10, help="steps of a short run (default 10)")
     parser.add_argument("--sides", nargs="+", choices=["zeropage", "ddp", "fsdp2"], default=["zeropage", "ddp", "fsdp2"])
-    parser.add_argument("--python", choices=["venv", "current"], default="venv", help="of the peers: .venv-peers, made where missing, or the "
+    parser.add_argument("--python", choices=["venv", "current"], default="venv", help="interpreter of the peers: .venv-peers, made where missing, or the "
                         "python3 that runs this, which has torch and safetensors (default venv)")
     parser.add_argument("--json", type=Path, help="file for all figures")
     arguments = parser.parse_args()

@@ -10,10 +10,21 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import peer_venv
 from peers import flags
 from report import MIB, print_table
-from runs import add_measuring_flags, check_files, check_measuring_flags, data_in, in_turns, measure, median_step, spread, write_figures
+from runs import (
+    add_measuring_flags,
+    add_train_gpt_flag,
+    check_files,
+    check_measuring_flags,
+    data_in,
+    in_turns,
+    measure,
+    median_step,
+    spread,
+    train_gpt_of,
+    write_figures,
+)
 
 LOSS_TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}
 # Several seconds a run on two cores.
@@ -36,11 +47,11 @@ class Run:
 def parse_arguments(words):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_run_flags(parser, leave_out=["batch"], **DEFAULTS)
-    parser.add_argument("--experts", type=int, default=8, help="of a block (default 8)")
-    parser.add_argument("--active", type=int, default=2, help="of a token (default 2)")
+    parser.add_argument("--experts", type=int, default=8, help="experts of each block (default 8)")
+    parser.add_argument("--active", type=int, default=2, help="experts that each token is sent to (default 2)")
     parser.add_argument("--stages", default="1,3", help="ZeRO stages (default 1,3)")
     parser.add_argument("--batches", default="2,8", help="samples of a rank, a setting each (default 2,8)")
-    parser.add_argument("--train-gpt", type=Path, help="the program (default: that of build/release, on cuda of build/cuda)")
+    add_train_gpt_flag(parser)
     add_measuring_flags(parser, "setting", rounds=3)
     arguments = parser.parse_args(words)
     flags.check_run_flags(parser, arguments)
@@ -53,8 +64,7 @@ def parse_arguments(words):
         except ValueError:
             parser.error(f"--{name} {getattr(arguments, name)}: expected numbers with commas between")
     arguments.batch = arguments.batches[0]  # each setting has its own
-    preset = "cuda" if arguments.device == "cuda" else "release"
-    arguments.train_gpt = arguments.train_gpt or peer_venv.ROOT / "build" / preset / "examples/train_gpt"
+    arguments.train_gpt = train_gpt_of(arguments)
     return arguments
 
 

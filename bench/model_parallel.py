@@ -29,7 +29,7 @@ def parse_arguments(words):
         ("steps", "2", "that are measured, behind one that is not"),
     ):
         parser.add_argument(f"--{name}", default=default, help=f"{meaning} (default {default})")
-    parser.add_argument("--rounds", type=int, default=3, help="of both sides (default 3)")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each side (default 3)")
     parser.add_argument("--timeout", type=float, default=900, help="seconds a run may take (default 900)")
     parser.add_argument("--folder", type=Path, required=True, help="for ours.json, peer.json and chart.svg")
     arguments = parser.parse_args(words)

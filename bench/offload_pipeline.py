@@ -12,12 +12,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import peer_venv
 from peers import flags
 from report import MIB, print_table
 from runs import (
     WARM_UP_STEPS,
     add_measuring_flags,
+    add_train_gpt_flag,
     check_files,
     check_measuring_flags,
     data_in,
@@ -25,6 +25,7 @@ from runs import (
     measure,
     median_step,
     spread,
+    train_gpt_of,
     write_figures,
 )
 
@@ -62,7 +63,7 @@ def parse_arguments(words):
     flags.add_run_flags(parser, **DEFAULTS)
     parser.add_argument("--stage", type=int, choices=range(4), default=1,
                         help="ZeRO stage (default 1)")
-    parser.add_argument("--train-gpt", type=Path, help="the program (default: that of build/release)")
+    add_train_gpt_flag(parser)
     add_measuring_flags(parser, "setting", rounds=3)
     arguments = parser.parse_args(words)
     flags.check_run_flags(parser, arguments)
@@ -79,9 +80,7 @@ def parse_arguments(words):
         parser.error("--transfers: expected numbers above 0")
     if arguments.nvme is not None and not arguments.nvme.is_dir():
         parser.error(f"--nvme {arguments.nvme}: no such folder")
-    arguments.train_gpt = (
-        arguments.train_gpt or peer_venv.ROOT / "build/release/examples/train_gpt"
-    )
+    arguments.train_gpt = train_gpt_of(arguments)
     return arguments
 
 

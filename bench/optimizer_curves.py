@@ -14,10 +14,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-import peer_venv
 from peers import flags
 from report import print_table
-from runs import add_measuring_flags, check_files, check_measuring_flags, data_in, measure, write_figures
+from runs import add_measuring_flags, add_train_gpt_flag, check_files, check_measuring_flags, data_in, measure, train_gpt_of, write_figures
 
 # The middle of the grid.
 RATES = {"adamw": 4e-4, "muon": 1.28e-3, "lamb": 1e-2, "adafactor": 3e-2}
@@ -33,7 +32,7 @@ def parse_arguments(words):
     parser.add_argument("--grid-steps", type=int, default=30, help="steps after which rates are compared (default 30)")
     parser.add_argument("--spread", type=float, default=2.5, help="factor between two rates of the grid (default 2.5)")
     parser.add_argument("--warmup-steps", type=int, default=10, help="first steps, in which the rate rises (default 10)")
-    parser.add_argument("--train-gpt", type=Path, help="the program (default: that of build/release)")
+    add_train_gpt_flag(parser)
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draws the curves")
     flags.add_run_flags(parser, leave_out=["lr"], **DEFAULTS)
     add_measuring_flags(parser, "rate", rounds=1)
@@ -47,7 +46,7 @@ def parse_arguments(words):
     for name in arguments.optimizers:
         if name not in RATES:
             parser.error(f"--optimizers {name}: expected some of {', '.join(RATES)}")
-    arguments.train_gpt = arguments.train_gpt or peer_venv.ROOT / "build/release/examples/train_gpt"
+    arguments.train_gpt = train_gpt_of(arguments)
     return arguments
 
 

@@ -38,6 +38,16 @@ def check_measuring_flags(parser, arguments):
         parser.error(f"--timeout must be above 0, got {arguments.timeout}")
 
 
+def add_train_gpt_flag(parser):
+    parser.add_argument("--train-gpt", type=Path, help="the program (default: that of build/release, with --device cuda that of build/cuda)")
+
+
+def train_gpt_of(arguments):
+    """The path that --train-gpt names, or that of the build for --device."""
+    preset = "cuda" if getattr(arguments, "device", "cpu") == "cuda" else "release"
+    return arguments.train_gpt or peer_venv.ROOT / "build" / preset / "examples/train_gpt"
+
+
 def check_files(programs, data):
     """Ends the program where one of them is missing; data: None for the default."""
     for program in programs:

@@ -12,10 +12,19 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import peer_venv
 from peers import flags
 from report import MIB, print_table
-from runs import add_measuring_flags, check_files, check_measuring_flags, data_in, in_turns, measure, write_figures
+from runs import (
+    add_measuring_flags,
+    add_train_gpt_flag,
+    check_files,
+    check_measuring_flags,
+    data_in,
+    in_turns,
+    measure,
+    train_gpt_of,
+    write_figures,
+)
 
 BASELINE = "fp32"
 FORMATS = (BASELINE, "bf16", "8bit")
@@ -45,18 +54,14 @@ def parse_arguments(words):
     flags.add_run_flags(parser, **DEFAULTS)
     parser.add_argument("--stage", type=int, choices=range(4), default=1,
                         help="ZeRO stage (default 1)")
-    parser.add_argument("--train-gpt", type=Path, help="the program (default: that of "
-                        "build/release, on cuda of build/cuda)")
+    add_train_gpt_flag(parser)
     add_measuring_flags(parser, "format, each with the seed after the last one's", rounds=5)
     arguments = parser.parse_args(words)
     flags.check_run_flags(parser, arguments)
     check_measuring_flags(parser, arguments)
     if arguments.rounds < 2:
         parser.error(f"--rounds must be at least 2, or differences have no spread, got {arguments.rounds}")
-    preset = "cuda" if arguments.device == "cuda" else "release"
-    arguments.train_gpt = (
-        arguments.train_gpt or peer_venv.ROOT / "build" / preset / "examples/train_gpt"
-    )
+    arguments.train_gpt = train_gpt_of(arguments)
     arguments.formats = list(dict.fromkeys([BASELINE, *arguments.formats.split(",")]))
     for name in arguments.formats:
         if name not in FORMATS:

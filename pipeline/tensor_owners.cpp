@@ -4,7 +4,7 @@
 #include <unordered_set>
 
 #include "zeropage/check.h"
-#include "zeropage/experts.h"
+#include "zeropage/detail/slices.h"
 
 namespace zeropage::pipeline {
 namespace {
@@ -109,16 +109,18 @@ TensorOwners::TensorOwners(const Module& whole, const PipelineLayers& layers,
 
 void TensorOwners::check_counts_on_one_rank(const Module& whole) const {
   for (const auto& item : whole.named_modules()) {
-    const auto* const experts = dynamic_cast<const parallel::ExpertsImpl*>(item.value().get());
-    if (experts == nullptr || !experts->balance_bias.defined()) continue;
-    const auto found = ranks_of_.find(experts->balance_bias.unsafeGetTensorImpl());
-    if (found == ranks_of_.end() || found->second.size() == 1) continue;
-    ZP_CHECK(false, "pipeline_stage: the Experts \"", item.key(),
-             "\" with a balance_bias are used by layers on ", found->second.size(), " ranks, ",
-             *found->second.begin(), " to ", *found->second.rbegin(),
-             ", each of which would count its own tokens in update_balance() and get another "
-             "bias: expected one rank; cut the model elsewhere, give each layer Experts of its "
-             "own, or set ExpertsOptions::balance_bias_rate to 0 and use balance_loss");
+    const auto* const layer = dynamic_cast<const parallel::SlicedLayer*>(item.value().get());
+    if (layer == nullptr) continue;
+    for (const at::Tensor& buffer : layer->buffers_by_own_tokens()) {
+      const auto found = ranks_of_.find(buffer.unsafeGetTensorImpl());
+      if (!buffer.defined() || found == ranks_of_.end() || found->second.size() == 1) continue;
+      ZP_CHECK(false, "pipeline_stage: the Experts \"", item.key(),
+               "\" have a balance_bias and are used by layers on ", found->second.size(),
+               " ranks, ", *found->second.begin(), " to ", *found->second.rbegin(),
+               ", each of which would move the bias by its own tokens: expected one rank; cut "
+               "the model elsewhere, give each layer Experts of its own, or set "
+               "ExpertsOptions::balance_bias_rate to 0 and use balance_loss");
+    }
   }
 }
 

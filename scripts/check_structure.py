@@ -157,6 +157,10 @@ def breaches():
     for header in layers.public_headers():
         if header.removeprefix("include/") not in owners:
             yield f"{header}: is in no table of include/zeropage/README.md, which says who makes it and what it is for"
+        marked = header.removeprefix("include/") in layers.outside_the_umbrella()
+        if header.count("/") == 2 and marked == (header in umbrella):
+            yield (f"{header}: is {'' if header in umbrella else 'not '}behind {UMBRELLA}, so the tables of include/zeropage/README.md "
+                   f"must have it {'without' if marked else 'with'} the mark *")
         for included in layers.includes_of((ROOT / header).read_text()):
             if not included.startswith("zeropage/"):
                 yield f"{header}: includes {included}, which is private and not installed: hide it behind a declaration"

@@ -31,6 +31,12 @@ def owners():
     return found
 
 
+def outside_the_umbrella():
+    """Public headers, without include/, that the tables mark with *."""
+    names = re.findall(r"^\| `([\w/*]+)\.h`\* \|", (ROOT / PUBLIC / "README.md").read_text(), re.MULTILINE)
+    return {f"zeropage/{name}.h" for name in names}
+
+
 def public_headers():
     return sorted(str(path.relative_to(ROOT)) for path in (ROOT / PUBLIC).rglob("*.h"))
 

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <mutex>
+#include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -76,6 +79,18 @@ void for_each_tensor(at::ArrayRef<c10::IValue> values, const Visit& visit) {
 
 c10::Device place_of(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.device() : c10::Device(c10::kCPU);
+}
+
+// Once for each name: a frozen layer runs in every forward.
+void warn_that_none_requires_a_gradient(const std::string& who) {
+  static std::mutex mutex;
+  static std::unordered_set<std::string> told;
+  const std::lock_guard lock(mutex);
+  if (!told.insert(who).second) return;
+  TORCH_WARN(who,
+             ": no result requires a gradient, so backward never comes here and nothing is saved; "
+             "that is right behind frozen parameters alone, else let an input or a parameter "
+             "require one");
 }
 
 }  // namespace
@@ -302,12 +317,7 @@ void RegionForward::end() {
   region_->writes_.end_forward();
   region_->inputs_.end_forward();
   region_->account_->add_forward(observer_->flops);
-  if (!any_requires_grad_) {
-    TORCH_WARN(
-        region_->who(),
-        ": no result requires a gradient, so backward never comes here and nothing is saved; "
-        "does an input or a parameter require one?");
-  }
+  if (!any_requires_grad_) warn_that_none_requires_a_gradient(region_->who());
 }
 
 }  // namespace zeropage::checkpointing::detail

@@ -49,6 +49,12 @@ void check_sizes(const ExpertsOptions& options) {
 
 }  // namespace
 
+struct ExpertsImpl::Placed {
+  RanksPointer experts;
+  comm::World same;
+  bool is_cut;
+};
+
 ExpertsImpl::ExpertsImpl(const ExpertsOptions& options) : options_(options) {
   check_sizes(options_);
   reset();
@@ -113,7 +119,7 @@ int64_t ExpertsImpl::experts_here() const {
 }
 
 void ExpertsImpl::place(const comm::World& ranks, const comm::World& same, bool is_cut) {
-  placed_ = Placed{.experts = ranks_of(ranks), .same = same, .is_cut = is_cut};
+  placed_ = std::make_shared<const Placed>(Placed{ranks_of(ranks), same, is_cut});
   const at::NoGradGuard no_grad;
   for (const auto& [weight, cut] : sliced_parameters()) {
     if (!weight.defined()) continue;

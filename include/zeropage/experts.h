@@ -140,6 +140,7 @@ class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl>, public SlicedLayer
   std::vector<SlicedParameter> sliced_parameters() const override;
   const comm::World& ranks_of_slices() const override;
   std::optional<comm::World> ranks_of_same_slices() const override;
+  std::vector<at::Tensor> buffers_by_own_tokens() const override { return {balance_bias}; }
 
   void pretty_print(std::ostream& stream) const override;
 
@@ -150,11 +151,7 @@ class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl>, public SlicedLayer
   torch::Tensor balance_bias;  // [experts], fp32, a buffer; undefined without balance_bias_rate
 
  private:
-  struct Placed {
-    RanksPointer experts;
-    comm::World same;
-    bool is_cut;
-  };
+  struct Placed;
 
   int64_t experts_here() const;
   at::ScalarType computed_in(const torch::Tensor& input) const;
@@ -162,7 +159,7 @@ class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl>, public SlicedLayer
   torch::Tensor by_experts_of_all(const torch::Tensor& copies, const torch::Tensor& load) const;
 
   ExpertsOptions options_;
-  std::optional<Placed> placed_;
+  std::shared_ptr<const Placed> placed_;       // null: nobody placed it
   std::shared_ptr<fused::RouterNotes> notes_;  // this rank's, so no buffer
 };
 TORCH_MODULE(Experts);

@@ -407,12 +407,17 @@ TEST(CheckpointTest, AnExceptionInTheRepetitionHasTheRegionsNameAndLeavesNothing
   EXPECT_TRUE(x.grad().defined());
 }
 
-TEST(CheckpointTest, ARegionWithoutGradientsWarnsAndOneUnderNoGradIsPlain) {
-  ::testing::internal::CaptureStderr();
-  checkpoint(
-      {.name = "frozen"}, [](const torch::Tensor& t) { return t.exp(); }, torch::ones({2}));
-  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+TEST(CheckpointTest, ARegionWithoutGradientsWarnsOnceAndOneUnderNoGradIsPlain) {
+  const auto warnings_of = [](const char* name) {
+    ::testing::internal::CaptureStderr();
+    checkpoint(
+        {.name = name}, [](const torch::Tensor& t) { return t.exp(); }, torch::ones({2}));
+    return ::testing::internal::GetCapturedStderr();
+  };
+  EXPECT_THAT(warnings_of("frozen"),
               ::testing::HasSubstr("region \"frozen\": no result requires a gradient"));
+  EXPECT_EQ(warnings_of("frozen"), "");
+  EXPECT_THAT(warnings_of("frozen, too"), ::testing::HasSubstr("\"frozen, too\""));
   ::testing::internal::CaptureStderr();
   const torch::NoGradGuard no_grad;
   checkpoint([](const torch::Tensor& t) { return t.exp(); }, torch::ones({2}));

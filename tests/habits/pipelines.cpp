@@ -697,7 +697,7 @@ TORCH_MODULE(Mixed);
 
 const int kBalancesShared = is_refused(
     kGroup, "uses Experts with a bias for balance in layers of two ranks",
-    "\"experts\" with a balance_bias are used by layers on 2 ranks, 0 to 1",
+    "\"experts\" have a balance_bias and are used by layers on 2 ranks, 0 to 1",
     "give each layer Experts of its own",
     [](auto& run) {
       const Mesh mesh(run.world(), {{"pipeline", 2}, {"data", 1}});

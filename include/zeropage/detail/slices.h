@@ -94,6 +94,8 @@ class SlicedLayer {
   virtual const comm::World& ranks_of_slices() const = 0;
   // Where ranks with other slices have other tokens, as experts (zeropage/expert_parallel.h): the ranks that have the same slices.
   virtual std::optional<comm::World> ranks_of_same_slices() const { return std::nullopt; }
+  // Buffers that a call between two steps changes by the tokens that this layer has seen on this rank, as Experts::balance_bias.
+  virtual std::vector<at::Tensor> buffers_by_own_tokens() const { return {}; }
 
  protected:
   SlicedLayer() = default;

@@ -1,4 +1,4 @@
-// --checkpoint-activations and --offload-activations: what is kept of activations until backward.
+// --checkpoint-activations, --tiled-mlp and --offload-activations: what is kept of activations until backward.
 #pragma once
 
 #include <cstdint>
@@ -22,11 +22,13 @@ struct CheckpointFlags {
   zeropage::checkpointing::EveryBlocks every = zeropage::checkpointing::EveryBlocks::none();
   int64_t budget_bytes = 0;
 
+  bool tiles_mlps = false;  // MLPs run on some tokens at a time, which backward computes again
+
   std::string offload_text = "none";
   Offload offload = Offload::kNone;
   std::string offload_folder;
 
-  bool keeps_all() const { return text == "none" && offload == Offload::kNone; }
+  bool keeps_all() const { return text == "none" && offload == Offload::kNone && !tiles_mlps; }
   // More than regions is asked for, which work on tensors without values too.
   bool sees_values() const { return policy == Policy::kBudget || offload != Offload::kNone; }
 

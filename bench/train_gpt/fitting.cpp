@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "bench/train_gpt/expert_layers.h"
 #include "bench/train_gpt/model.h"
 #include "zeropage/bytes.h"
 #include "zeropage/check.h"
@@ -67,7 +66,7 @@ zeropage::FitOptions fit_options_of(const Flags& flags) {
 }
 
 zeropage::ModelToPlan<Gpt> model_to_plan(const Flags& flags) {
-  return {.construct = [&flags] { return Gpt(flags.model, flags.seed, make_experts(flags)); },
+  return {.construct = [&flags] { return construct_gpt(flags); },
           .loss = [batch = batch_without_values(flags)](
                       Model& model) { return training_loss_of(model, batch); },
           .checkpoint_blocks =

@@ -196,6 +196,8 @@ void check_experts(const CLI::App& app, const Flags& flags) {
   }
   const std::string who = c10::str("--experts ", experts.experts, ": ");
   require(flags.tensor == 1, who + "--tensor cuts no experts; leave one of them out");
+  require(!flags.checkpointing.tiles_mlps,
+          who + "a loss of balance is of all tokens at once; leave --tiled-mlp out");
   require(flags.pipeline == 1,
           who + "stages before the last have no loss to even out experts by; leave --pipeline out");
   require(flags.optimizer != "muon",
@@ -261,10 +263,12 @@ void check_pipeline(const CLI::App& app, const Flags& flags) {
   try {
     const auto schedule =
         zeropage::parallel::make_schedule(flags.schedule_kind(), flags.chunks_of_rank());
-    require(!schedule->splits_backward() || flags.checkpointing.text == "none",
-            c10::str(who, "--schedule ", flags.schedule,
-                     " would repeat what --checkpoint-activations drops in each half of a "
-                     "backward; use 1f1b, or leave --checkpoint-activations out"));
+    const char* const repeats = flags.checkpointing.tiles_mlps       ? "--tiled-mlp"
+                                : flags.checkpointing.text != "none" ? "--checkpoint-activations"
+                                                                     : nullptr;
+    require(!schedule->splits_backward() || repeats == nullptr,
+            c10::str(who, "--schedule ", flags.schedule, " would repeat what ", repeats,
+                     " drops in each half of a backward; use 1f1b, or leave ", repeats, " out"));
     schedule->actions(flags.pipeline, static_cast<int>(flags.accumulator.micro_steps));
   } catch (const std::invalid_argument& error) {
     throw CLI::ValidationError(

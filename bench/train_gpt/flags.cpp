@@ -60,6 +60,9 @@ void add_checkpointing(CLI::App& app, CheckpointFlags& flags) {
          "the last one (sqrt: of the square root of all)")
       ->option_text("{none,blocks,every:K,every:sqrt,selective,budget:BYTES}=none")
       ->group("Activations");
+  app.add_flag("--tiled-mlp", flags.tiles_mlps,
+               "Run MLPs on some tokens at a time, which backward computes again")
+      ->group("Activations");
   app.add_option_function<std::string>(
          "--offload-activations", [&flags](const std::string& text) { flags.parse_offload(text); },
          "Where activations are until backward")
@@ -194,6 +197,7 @@ int64_t hidden_of_experts(const Flags& flags) {
 
 nlohmann::json Flags::to_json() const {
   nlohmann::json json = {{"checkpoint-activations", checkpointing.text},
+                         {"tiled-mlp", checkpointing.tiles_mlps},
                          {"offload-activations", checkpointing.offload_text},
                          {"nvme", fit.nvme_directory},
                          {"nvme-size", fit.nvme_bytes}};

@@ -5,6 +5,7 @@
 #include "zeropage/context_parallel.h"
 #include "zeropage/lamb.h"
 #include "zeropage/muon.h"
+#include "zeropage/tiled.h"
 
 namespace train_gpt {
 namespace {
@@ -162,9 +163,25 @@ int64_t active_parameters_of(const Flags& flags) {
   return parameters_with(flags, flags.experts.active);
 }
 
+zeropage::parallel::ContextForm context_form_of(const Flags& flags) {
+  using zeropage::parallel::ContextForm;
+  return flags.context_form == "ulysses" ? ContextForm::kUlysses : ContextForm::kRing;
+}
+
+Gpt construct_gpt(const Flags& flags) {
+  Gpt gpt(flags.model, flags.seed, make_experts(flags));
+  if (flags.checkpointing.tiles_mlps) {
+    gpt->run_mlps_by([](const torch::nn::ModuleList& layers, const torch::Tensor& x,
+                        const std::function<torch::Tensor(const torch::Tensor&)>& mlp) {
+      return zeropage::tiled(*layers, x, mlp, {.name = "--tiled-mlp"});
+    });
+  }
+  return gpt;
+}
+
 MadeModel make_model(const Places& places, const Flags& flags) {
   const zeropage::World& world = places.samples;
-  const auto construct = [&] { return Gpt(flags.model, flags.seed, make_experts(flags)); };
+  const auto construct = [&] { return construct_gpt(flags); };
   std::vector<zeropage::PlacedExperts> experts;
   const auto wrapped = [&](auto module, const Gpt& gpt) -> Model {
     if (!places.mesh) return {std::move(module), world, flags.options};
@@ -174,10 +191,7 @@ MadeModel make_model(const Places& places, const Flags& flags) {
                                 slices_of_layers(flags.model, /*has_embedding=*/true));
     }
     if (const zeropage::World* const context = places.along("context")) {
-      const bool by_heads = flags.context_form == "ulysses";
-      zeropage::parallel::context_parallel(gpt, *context,
-                                           by_heads ? zeropage::parallel::ContextForm::kUlysses
-                                                    : zeropage::parallel::ContextForm::kRing);
+      zeropage::parallel::context_parallel(gpt, *context, context_form_of(flags));
       gpt.ptr()->set_positions(
           zeropage::parallel::context_positions(flags.model.sequence, *context, world.device()));
     }
@@ -203,9 +217,8 @@ zeropage::Pipeline::Model make_stages(const Places& places, const Flags& flags) 
   const int64_t stages = flags.pipeline * flags.chunks_of_rank();
   for (int64_t stage = 1; stage < stages; ++stage) first_layers.push_back(1 + stage);
   const auto stage = zeropage::pipeline_stage<Gpt>(
-      [&] { return Gpt(flags.model, flags.seed); },
-      [&](Gpt& gpt) { return layers_of_stages(gpt, flags); }, (*places.mesh)["pipeline"],
-      {.chunks = flags.chunks_of_rank(), .first_layers = first_layers});
+      [&] { return construct_gpt(flags); }, [&](Gpt& gpt) { return layers_of_stages(gpt, flags); },
+      (*places.mesh)["pipeline"], {.chunks = flags.chunks_of_rank(), .first_layers = first_layers});
   if (const zeropage::World* const slices = places.along("tensor")) {
     const bool has_embedding = stage->named_children().contains("token_embedding");
     zeropage::tensor_parallel(*stage, *slices, slices_of_layers(flags.model, has_embedding));

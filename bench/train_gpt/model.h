@@ -10,6 +10,7 @@
 #include "bench/train_gpt/places.h"
 #include "bench/train_gpt/text_data.h"
 #include "examples/byte_gpt/gpt.h"
+#include "zeropage/context_parallel.h"
 #include "zeropage/expert_parallel.h"
 #include "zeropage/pipeline.h"
 #include "zeropage/zeropage.h"
@@ -23,6 +24,10 @@ struct MadeModel {
   std::vector<zeropage::PlacedExperts> experts;  // by layer; empty: all ranks have all of them
 };
 
+// How attention runs over --context.
+zeropage::parallel::ContextForm context_form_of(const Flags& flags);
+// The module that the flags describe, with values from the seed, not wrapped.
+Gpt construct_gpt(const Flags& flags);
 // Collective.
 MadeModel make_model(const Places& places, const Flags& flags);
 // Elements of the whole module, of which a rank may have slices.

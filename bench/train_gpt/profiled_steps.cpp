@@ -46,7 +46,8 @@ ProfiledSteps::ProfiledSteps(const zeropage::comm::World& world, const Flags& fl
                                     " tokens a rank and micro-step, ",
                                     flags.accumulator.micro_steps, " micro-steps"));
   profiler_->note("optimizer", flags.optimizer);
-  profiler_->note("activations", flags.checkpointing.text);
+  profiler_->note("activations", flags.checkpointing.text +
+                                     (flags.checkpointing.tiles_mlps ? ", MLPs in tiles" : ""));
   profiler_->note("device", zeropage::memory::device_name(world.device()));
 }
 

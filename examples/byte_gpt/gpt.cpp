@@ -41,13 +41,19 @@ torch::Tensor BlockImpl::attend(const torch::Tensor& x) {
   return attention_out(mixed.transpose(1, 2).reshape({batch, length, -1}));
 }
 
+torch::Tensor BlockImpl::feed(const torch::Tensor& x) {
+  if (!feed_forward.is_empty()) return feed_forward.forward<torch::Tensor>(x);
+  // Who repeats it in backward may do so when this block is gone.
+  const auto mlp = [up = mlp_up.ptr(), down = mlp_down.ptr()](const torch::Tensor& x) {
+    return down->forward(torch::gelu(up->forward(x)));
+  };
+  return run_mlp_ ? run_mlp_(torch::nn::ModuleList(mlp_up, mlp_down), x, mlp) : mlp(x);
+}
+
 torch::Tensor BlockImpl::forward(torch::Tensor x) {
   const auto drop = [&](const torch::Tensor& t) { return at::dropout(t, dropout_, is_training()); };
   x = x + drop(attend(attention_norm(x)));
-  const auto normed = mlp_norm(x);
-  const auto added = feed_forward.is_empty() ? mlp_down(torch::gelu(mlp_up(normed)))
-                                             : feed_forward.forward<torch::Tensor>(normed);
-  return x + drop(added);
+  return x + drop(feed(mlp_norm(x)));
 }
 
 GptImpl::GptImpl(const GptConfig& config, uint64_t seed, const MakeFeedForward& make_feed_forward)
@@ -66,6 +72,10 @@ GptImpl::GptImpl(const GptConfig& config, uint64_t seed, const MakeFeedForward& 
                     torch::nn::LinearOptions(config.d_model, kVocabulary).bias(/*bias=*/false)));
   }
   initialize(config, seed);
+}
+
+void GptImpl::run_mlps_by(const RunMlp& run) {
+  for (const auto& block : *blocks) block->as<Block>()->run_mlp_by(run);
 }
 
 void GptImpl::initialize(const GptConfig& config, uint64_t seed) {

@@ -27,13 +27,20 @@ struct GptConfig {
 // Makes what a block has in the place of its MLP: a module that takes and returns [batch, sequence, d_model].
 using MakeFeedForward = std::function<torch::nn::AnyModule()>;
 
+// Runs a block's MLP, which works at each token alone: `mlp`, of those layers, at x, [batch, sequence, d_model].
+using RunMlp =
+    std::function<torch::Tensor(const torch::nn::ModuleList& layers, const torch::Tensor& x,
+                                const std::function<torch::Tensor(const torch::Tensor&)>& mlp)>;
+
 class BlockImpl : public torch::nn::Module {
  public:
   explicit BlockImpl(const GptConfig& config, const MakeFeedForward& make_feed_forward = {});
   torch::Tensor forward(torch::Tensor x);  // [batch, sequence, d_model], also returned
+  void run_mlp_by(RunMlp run) { run_mlp_ = std::move(run); }
 
  private:
   torch::Tensor attend(const torch::Tensor& x);
+  torch::Tensor feed(const torch::Tensor& x);
 
   int64_t head_width_;
   double dropout_;
@@ -44,6 +51,7 @@ class BlockImpl : public torch::nn::Module {
   torch::nn::AnyModule feed_forward;  // empty: the two below
   torch::nn::Linear mlp_up{nullptr};
   torch::nn::Linear mlp_down{nullptr};
+  RunMlp run_mlp_;  // empty: plainly
 };
 TORCH_MODULE(Block);
 
@@ -71,6 +79,10 @@ class GptImpl : public torch::nn::Module {
   // How forward runs the blocks from now on, such as in regions that are repeated in backward; empty:
   // plainly.
   void run_blocks_by(BlockLoop loop) { loop_ = std::move(loop); }
+
+  // How blocks run their MLPs from now on, such as on some tokens at a time; empty: plainly. Layers of make_feed_forward are run as
+  // they are.
+  void run_mlps_by(const RunMlp& run);
 
  private:
   void initialize(const GptConfig& config, uint64_t seed);

@@ -149,6 +149,84 @@ TEST_F(CheckpointingFlagsTest, HoldAndSendWhatASimulatedRunDoes) {
   }
 }
 
+class TiledMlpTest : public TrainGptTest {
+ protected:
+  // 16 samples are two tiles.
+  nlohmann::json run(const std::string& flags, const std::string& tiled = "--tiled-mlp ") const {
+    return TrainGptTest::run("--heads 4 --sequence 64 --clip-norm 1 " + tiled + flags);
+  }
+};
+
+TEST_F(TiledMlpTest, HasTheSameLossesAndNormsOnEveryMesh) {
+  const std::string in_double = "--compute-dtype fp64 ";
+  const auto whole = run(in_double + "--batch 32", /*tiled=*/"");
+  EXPECT_EQ(whole["flags"]["tiled-mlp"], false);
+  for (const char* mesh :
+       {"--ranks 1 --batch 32 --stage 0", "--ranks 2 --batch 16 --stage 2",
+        "--ranks 1 --batch 16 --accumulate 2 --stage 1",
+        "--ranks 2 --tensor 2 --batch 32 --stage 3", "--ranks 2 --context 2 --batch 32 --stage 3",
+        "--ranks 2 --pipeline 2 --batch 16 --accumulate 2 --stage 3",
+        "--ranks 2 --batch 16 --stage 3 --checkpoint-activations blocks",
+        "--ranks 2 --batch 16 --stage 3 --checkpoint-activations selective",
+        "--ranks 2 --batch 16 --stage 3 --offload-activations host"}) {
+    SCOPED_TRACE(mesh);
+    const auto tiled = run(in_double + mesh);
+    EXPECT_EQ(tiled["flags"]["tiled-mlp"], true);
+    EXPECT_GE(tiled["activations"]["replays"], 12) << "three steps of two blocks of two tiles";
+    for (size_t step = 0; step < 3; ++step) {
+      for (const char* of : {"loss", "gradient_norm"}) {
+        EXPECT_NEAR(tiled[of][step].get<double>() / whole[of][step].get<double>(), 1, 1e-11) << of;
+      }
+    }
+  }
+}
+
+// An MLP keeps its hidden activations before and behind GELU, each four times as wide as the model, in fp32.
+TEST_F(TiledMlpTest, KeepsNoHiddenActivations) {
+  constexpr int64_t kTokens = 1024, kWidth = 32, kMoreBlocks = 6;
+  const auto peak_of = [&](const std::string& tiled, int64_t layers) {
+    const auto run = this->run("--batch 16 --steps 1 --layers " + std::to_string(layers), tiled);
+    EXPECT_EQ(run["activations"]["replays"], tiled.empty() ? 0 : 2 * layers);
+    return run["activations"]["peak_bytes"].get<int64_t>();
+  };
+  const auto of_more_blocks = [&](const std::string& tiled) {
+    return peak_of(tiled, 2 + kMoreBlocks) - peak_of(tiled, 2);
+  };
+  const int64_t less = of_more_blocks("") - of_more_blocks("--tiled-mlp ");
+  EXPECT_NEAR(static_cast<double>(less), kMoreBlocks * 2 * kTokens * 4 * kWidth * 4,
+              0.02 * static_cast<double>(less));
+}
+
+TEST_F(TiledMlpTest, HoldsAndSendsWhatASimulatedRunDoes) {
+  for (const char* mesh : {"--ranks 3 --stage 3 --page-bytes 16KiB",
+                           "--ranks 2 --tensor 2 --stage 1", "--ranks 2 --context 2 --stage 3",
+                           "--ranks 2 --pipeline 2 --accumulate 2 --untied-head --stage 1"}) {
+    SCOPED_TRACE(mesh);
+    const std::string flags = std::string("--batch 16 ") + mesh;
+    const auto real = run(flags);
+    const auto simulated = run(flags + " --communicator simulated");
+    EXPECT_EQ(real["wire_bytes"], simulated["wire_bytes"]);
+    EXPECT_NEAR(bytes_at_peak(simulated), bytes_at_peak(real), 0.03 * bytes_at_peak(real));
+    EXPECT_LT(bytes_at_peak(simulated),
+              bytes_at_peak(run(flags + " --communicator simulated", /*tiled=*/"")));
+  }
+}
+
+TEST_F(TiledMlpTest, IsPlannedBelowALimit) {
+  const std::string flags = "--batch 16 --stage 0 --checkpoint-activations none ";
+  const auto tiled = run(flags + "--device-memory 1GiB"),
+             whole = run(flags + "--device-memory 1GiB", "");
+  EXPECT_NE(tiled["fits"], whole["fits"]) << tiled["fits"];
+}
+
+TEST_F(TiledMlpTest, IsRefusedWhereTokensAreNotAlone) {
+  expect_refused(train_gpt("--tiled-mlp --experts 4"),
+                 "a loss of balance is of all tokens at once; leave --tiled-mlp out");
+  expect_refused(
+      train_gpt("--tiled-mlp --ranks 2 --pipeline 2 --accumulate 2 --schedule zero-bubble"),
+      "zero-bubble would repeat what --tiled-mlp drops");
+}
+
 TEST_F(CheckpointingFlagsTest, AreRefusedInWords) {
   const auto refused = [](const std::string& value, const std::string& words) {
     expect_refused(train_gpt("--layers 6 --checkpoint-activations " + value), words);

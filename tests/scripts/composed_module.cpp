@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "zeropage/fused.h"
+#include "zeropage/tiled.h"
 #include "zeropage/touch_all.h"
 
 namespace zeropage::scripts {
@@ -483,6 +484,21 @@ ComposedModule::Function ComposedModule::made_by_hand(const Unit& unit, const st
         // What no row has used gets zeros.
         for (const torch::Tensor& parameter : list->parameters()) y = y + 0 * parameter.sum();
         return y;
+      };
+    }
+    case Kind::kTiled: {
+      const nn::ModuleList layers(register_module(name + "_up", nn::Linear(kWidth, 24)),
+                                  register_module(name + "_down", nn::Linear(24, kWidth)));
+      const auto run = [layers](const torch::Tensor& x) {
+        const auto forward = [&](size_t layer, const torch::Tensor& x) {
+          return layers->ptr(layer)->as<nn::LinearImpl>()->forward(x);
+        };
+        return forward(1, torch::tanh(forward(0, x)));
+      };
+      return [this, layers, run](const torch::Tensor& x, const Given& given) {
+        if (is_plain_) return run(x);
+        // Ranks have other words, and so another number of tiles.
+        return tiled(*layers, x, run, {.tokens = 1 + given.words[0].item<int64_t>() % 3});
       };
     }
     default:

@@ -125,7 +125,8 @@ AccumulatorOptions OurRank::accumulator_options() const {
 TensorParallelPlan OurRank::slices() const {
   TensorParallelPlan plan;
   for (size_t index = 0; index < script_.units.size(); ++index) {
-    if (script_.units[index].kind != Kind::kMlp) continue;
+    const Kind kind = script_.units[index].kind;
+    if (kind != Kind::kMlp && kind != Kind::kTiled) continue;
     plan.emplace_back("u" + std::to_string(index) + "_up", Cut::column());
     plan.emplace_back("u" + std::to_string(index) + "_down", Cut::row());
   }

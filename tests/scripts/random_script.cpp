@@ -10,24 +10,24 @@ namespace {
 // What LibTorch computes in bf16, and in fp16, on the host.
 bool is_in(Values values, Kind kind) {
   if (values != Values::kHalf) return true;
-  return kind == Kind::kLinear || kind == Kind::kMlp || kind == Kind::kEmbedding ||
-         kind == Kind::kLayerNorm || kind == Kind::kShared || kind == Kind::kTied ||
-         kind == Kind::kFrozen || kind == Kind::kFunction || kind == Kind::kView ||
-         kind == Kind::kScalar || kind == Kind::kUnused || kind == Kind::kNoGrad ||
-         kind == Kind::kBranch || kind == Kind::kStrided;
+  return kind == Kind::kLinear || kind == Kind::kMlp || kind == Kind::kTiled ||
+         kind == Kind::kEmbedding || kind == Kind::kLayerNorm || kind == Kind::kShared ||
+         kind == Kind::kTied || kind == Kind::kFrozen || kind == Kind::kFunction ||
+         kind == Kind::kView || kind == Kind::kScalar || kind == Kind::kUnused ||
+         kind == Kind::kNoGrad || kind == Kind::kBranch || kind == Kind::kStrided;
 }
 
 // pipelines: whether some settings have one, in which nobody says in which order masks are drawn. by_rows: whether some have a
 // context axis.
 std::vector<Unit> random_units(Dice& dice, Values values, bool pipelines, bool by_rows) {
-  constexpr int kKinds = static_cast<int>(Kind::kTouched) + 1;
+  constexpr int kKinds = static_cast<int>(Kind::kTiled) + 1;
   std::vector<Unit> units;
   std::vector<int> linears;
   const bool is_sparse = dice.one_in(4);
   const int count = pipelines ? 4 + dice.below(4) : 2 + dice.below(5);
   for (int index = 0; index < count; ++index) {
     Unit unit{static_cast<Kind>(dice.below(kKinds)), 0};
-    if (dice.one_in(5)) unit.kind = Kind::kMlp;
+    if (dice.one_in(5)) unit.kind = dice.any_of({Kind::kMlp, Kind::kMlp, Kind::kTiled});
     if (is_sparse && dice.one_in(2)) {
       unit.kind =
           dice.any_of({Kind::kExperts, Kind::kSigmoidExperts, Kind::kTightExperts, Kind::kTouched});
@@ -80,6 +80,9 @@ void cut_into_stages(Dice& dice, const Script& script, Setting& setting) {
   cut.shard_within = cut.secondary_shard_within = 0;
   cut.order = dice.any_of({ScheduleKind::kOneForwardOneBackward, ScheduleKind::kGPipe,
                            ScheduleKind::kInterleaved, ScheduleKind::kZeroBubble});
+  if (cut.order == ScheduleKind::kZeroBubble && has(script.units, Kind::kTiled)) {
+    cut.order = ScheduleKind::kOneForwardOneBackward;
+  }
   if (cut.order == ScheduleKind::kInterleaved) cut.chunks = 2;
   if (cut.order == ScheduleKind::kZeroBubble &&
       (cut.kept == Kept::kRegions || cut.kept == Kept::kRecompute)) {
@@ -121,7 +124,8 @@ Setting random_setting(Dice& dice, const Script& script, bool pipelines) {
   Setting setting;
   setting.stage = dice.below(4);
   setting.data = 1 + dice.below(4);
-  if (has(script.units, Kind::kMlp) && setting.data < 3 && dice.one_in(2)) setting.tensor = 2;
+  const bool may_be_cut = has(script.units, Kind::kMlp) || has(script.units, Kind::kTiled);
+  if (may_be_cut && setting.data < 3 && dice.one_in(2)) setting.tensor = 2;
   if (setting.data == 4 && setting.stage > 0 && dice.one_in(2)) setting.shard_within = 2;
   // A double has no fused update, which alone leaves the device. Groups of ranks add up in their order.
   if (script.values != Values::kDouble) leave_the_device(dice, setting);

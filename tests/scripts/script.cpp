@@ -82,7 +82,8 @@ NLOHMANN_JSON_SERIALIZE_ENUM(Kind, {{Kind::kLinear, "linear"},
                                     {Kind::kExperts, "experts"},
                                     {Kind::kSigmoidExperts, "sigmoid_experts"},
                                     {Kind::kTightExperts, "tight_experts"},
-                                    {Kind::kTouched, "touched"}})
+                                    {Kind::kTouched, "touched"},
+                                    {Kind::kTiled, "tiled"}})
 NLOHMANN_JSON_SERIALIZE_ENUM(Does, {{Does::kBackward, "backward"},
                                     {Does::kBackwardNoSync, "backward_no_sync"},
                                     {Does::kBackwardTwice, "backward_twice"},
@@ -240,7 +241,8 @@ bool spreads_experts(const Script& script) {
 
 bool has_slices(const Script& script) {
   for (size_t unit = 0; unit < script.units.size(); ++unit) {
-    if (script.units[origin_of(script, unit)].kind == Kind::kMlp) return true;
+    const Kind kind = script.units[origin_of(script, unit)].kind;
+    if (kind == Kind::kMlp || kind == Kind::kTiled) return true;
   }
   return false;
 }

@@ -62,6 +62,7 @@ enum class Kind : uint8_t {
   kSigmoidExperts,  // with a bias of balance
   kTightExperts,    // of so many rows as a rank has, which may be none; some are dropped
   kTouched,         // a list, under touch_all()
+  kTiled,           // as kMlp, by tiled(): on as many rows at a time as the samples say
 };
 
 struct Unit {
@@ -126,7 +127,7 @@ constexpr bool reads_whole_tensors(Rule rule) {
 struct Setting {
   int stage = 0;
   int data = 1;     // ranks
-  int tensor = 1;   // ranks that have slices of each kMlp
+  int tensor = 1;   // ranks that have slices of each kMlp and kTiled
   int context = 1;  // ranks that have some of the rows each, which are the tokens of kCausal
   int expert = 1;   // ranks that have some of the experts each, and samples of their own
   bool is_by_heads = false;  // its attention, over those ranks

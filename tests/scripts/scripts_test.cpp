@@ -91,7 +91,7 @@ struct Said {
 TEST(ScriptsTest, SayEachWordWithinAThousandSeeds) {
   Said said;
   for (uint64_t seed = 0; seed < 1000; ++seed) said.add(random_script(seed));
-  EXPECT_EQ(said.kinds.size(), static_cast<size_t>(Kind::kTouched) + 1);
+  EXPECT_EQ(said.kinds.size(), static_cast<size_t>(Kind::kTiled) + 1);
   EXPECT_EQ(said.actions.size(), static_cast<size_t>(Does::kOwnLeftStep) + 1);
   EXPECT_EQ(said.values.size(), static_cast<size_t>(Values::kHalf) + 1);
   EXPECT_EQ(said.beside.size(), static_cast<size_t>(Beside::kTwin) + 1);

@@ -107,9 +107,9 @@ torch::Tensor LanguageModel::body(const torch::Tensor& tokens, const torch::Tens
     context.mask.seen = causal_mask(before, length, tokens.device());
   }
   if (is_training()) context.mask.dropout = config_.attention_dropout;
-  if (config_.architecture != Architecture::kGpt2)
-    context.angles = rotary_angles(config_, positions);
   torch::Tensor x = embed(tokens, positions);
+  if (config_.architecture != Architecture::kGpt2)
+    context.angles = rotary_angles(config_, positions, x.scalar_type());
   const auto self = std::static_pointer_cast<LanguageModel>(shared_from_this());
   x = zeropage::checkpointing::checkpoint_each(
       layer_count(), cache == nullptr ? recompute_ : EveryBlocks::none(), std::move(x),

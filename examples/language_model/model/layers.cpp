@@ -5,7 +5,8 @@
 
 namespace language_model {
 
-RotaryAngles rotary_angles(const ModelConfig& config, const torch::Tensor& positions) {
+RotaryAngles rotary_angles(const ModelConfig& config, const torch::Tensor& positions,
+                           torch::ScalarType of) {
   std::vector<float> frequencies;
   for (int64_t i = 0; i < config.head_width; i += 2) {
     double frequency = std::pow(config.rope_theta,
@@ -25,6 +26,7 @@ RotaryAngles rotary_angles(const ModelConfig& config, const torch::Tensor& posit
   const torch::Tensor by_pair = torch::tensor(frequencies).to(positions.device());
   torch::Tensor angles = positions.to(torch::kFloat32).unsqueeze(-1) * by_pair;
   if (angles.size(0) == 1) angles = angles.squeeze(0);
+  if (of == torch::kFloat64) angles = angles.to(of);
   return {angles.cos(), angles.sin()};
 }
 

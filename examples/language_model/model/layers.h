@@ -16,13 +16,15 @@ namespace language_model {
 
 // ---- formulas ----
 
-// Rotary positions for zeropage::fused::rotary(): fp32 [length, head width / 2], or [batch, length, head width / 2].
+// Rotary positions for zeropage::fused::rotary(): [length, head width / 2], or [batch, length, head width / 2]; fp32, or fp64.
 struct RotaryAngles {
   torch::Tensor cos;
   torch::Tensor sin;
 };
-// positions: [1 or batch, length] of whole numbers.
-RotaryAngles rotary_angles(const ModelConfig& config, const torch::Tensor& positions);
+// positions: [1 or batch, length] of whole numbers. of: the dtype of heads; fp64 has tables in fp64. Angles are multiplied in fp32, as
+// in transformers.
+RotaryAngles rotary_angles(const ModelConfig& config, const torch::Tensor& positions,
+                           torch::ScalarType of = torch::kFloat32);
 
 // Ranks that have the same rows, and each of them some tokens of those (zeropage/context_parallel.h).
 struct ContextAxis {

@@ -48,8 +48,9 @@ void add_run_flags(CLI::App& app, RunFlags& flags) {
                  "2: the latter two; 1: states; 0: nothing")
       ->check(CLI::Range(0, 3))
       ->group(kRanks);
-  app.add_option("--dtype", flags.dtype, "What is computed in")
-      ->check(CLI::IsMember({"fp32", "bf16"}))
+  app.add_option("--dtype", flags.dtype,
+                 "What is computed in; fp64 compares runs, and takes twice the memory")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp64"}))
       ->group(kRanks);
   examples::add_bytes(app, "--page-bytes", flags.page_bytes, 0,
                       "Size of a page of parameters; 0: as suits the device")
@@ -72,7 +73,7 @@ void add_run_flags(CLI::App& app, RunFlags& flags) {
 zeropage::Options sharding_of(const RunFlags& flags) {
   zeropage::Options options;
   options.stage = zeropage::stage_of(flags.stage);
-  if (flags.dtype == "bf16") options.compute_dtype = torch::kBFloat16;
+  if (flags.dtype != "fp32") options.compute_dtype = dtype_of(flags.dtype);
   options.page_bytes = flags.page_bytes;
   // The optimizer's values are where parameters are, also where nothing is trained.
   options.offload.parameters = options.offload.optimizer = tier_of(flags.parameter_tier);
@@ -90,6 +91,7 @@ zeropage::Tier tier_of(const std::string& word) {
 
 torch::ScalarType dtype_of(const std::string& word) {
   if (word == "bf16") return torch::kBFloat16;
+  if (word == "fp64") return torch::kFloat64;
   return word == "fp16" ? torch::kHalf : torch::kFloat32;
 }
 

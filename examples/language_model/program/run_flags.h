@@ -28,7 +28,7 @@ struct RunFlags {
   std::string device = "cpu";  // or "cuda"
   int threads = 0;             // of a rank; 0: the cores shared among local ranks
   int stage = 3;
-  std::string dtype = "fp32";  // or "bf16"
+  std::string dtype = "fp32";  // or "bf16", "fp64"
   int64_t page_bytes = zeropage::Options::kPageBytesOfDevice;
   std::string parameter_tier = "device";  // or host, nvme
   std::string nvme_folder;                // for the tier nvme; "": none
@@ -39,7 +39,7 @@ void add_run_flags(CLI::App& app, RunFlags& flags);
 // Throws where parameters are to be on a disk, and no folder is named.
 zeropage::Options sharding_of(const RunFlags& flags);
 
-// "device", "host" or "nvme"; "fp32", "bf16" or "fp16".
+// "device", "host" or "nvme"; "fp32", "bf16", "fp16" or "fp64".
 zeropage::Tier tier_of(const std::string& word);
 torch::ScalarType dtype_of(const std::string& word);
 // The flag for what weights are written in; "": what they are computed in.

@@ -49,6 +49,11 @@ std::set<std::string> written_parameters(const WrappedModel& model) {
   return names;
 }
 
+// In fp32, or in fp64 where they are.
+torch::Tensor in_wide_type(const torch::Tensor& values) {
+  return values.to(c10::promoteTypes(values.scalar_type(), torch::kFloat32));
+}
+
 using Visit = std::function<void(const std::string& name, const torch::Tensor& values)>;
 
 // The parameters of these names, whole, one after the other. As exact as there are any, where they are to be written in more digits
@@ -77,7 +82,7 @@ class AdapterProducts {
     }
     if (layers_.empty()) return;
     visit_exact_values(model, is_of_adapter, [&](const auto& name, const torch::Tensor& values) {
-      adapters_.emplace(name, values.to(torch::kFloat32));
+      adapters_.emplace(name, in_wide_type(values));
     });
   }
 
@@ -86,7 +91,7 @@ class AdapterProducts {
     const auto layer = layers_.find(weight);
     if (layer == layers_.end()) return values;
     const std::string prefix = weight.substr(0, weight.size() - std::string("weight").size());
-    return values.to(torch::kFloat32) +
+    return in_wide_type(values) +
            layer->second->adapter_product(adapters_.at(prefix + "lora_A.weight"),
                                           adapters_.at(prefix + "lora_B.weight"));
   }
@@ -117,6 +122,8 @@ const char* name_of(torch::ScalarType dtype) {
       return "bfloat16";
     case torch::kHalf:
       return "float16";
+    case torch::kFloat64:
+      return "float64";
     default:
       return "float32";
   }

@@ -16,8 +16,11 @@ state::Dtype dtype_of(torch::ScalarType dtype) {
       return state::Dtype::kBF16;
     case torch::kHalf:
       return state::Dtype::kF16;
+    case torch::kFloat64:
+      return state::Dtype::kF64;
     default:
-      TORCH_CHECK(false, "weights are written as float32, bfloat16 or float16, not as ", dtype);
+      TORCH_CHECK(false, "weights are written as float32, bfloat16, float16 or float64, not as ",
+                  dtype);
   }
 }
 

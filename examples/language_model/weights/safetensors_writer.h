@@ -19,7 +19,7 @@ class SafetensorsWriter {
   struct Entry {
     std::string name;
     std::vector<int64_t> sizes;
-    torch::ScalarType dtype = torch::kFloat32;  // or bf16 or half
+    torch::ScalarType dtype = torch::kFloat32;  // or bf16, half or double
   };
 
   // A file that is there stays until finish().

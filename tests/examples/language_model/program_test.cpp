@@ -121,6 +121,44 @@ TEST_F(LanguageModelProgramTest, MlpsInTilesHaveTheSameLossesInLessMemory) {
   EXPECT_LT(tiled["peak_bytes"], whole["peak_bytes"]);
 }
 
+TEST_F(LanguageModelProgramTest, InFp64TrainsToTheSameLossesAndIsReadAgain) {
+  const auto losses_in = [&](const std::string& flags) {
+    const Outcome outcome =
+        run_model("finetune", text_flags() + "--steps 4 --batch 4 --lr 1e-3 " + flags);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+    std::vector<double> losses;
+    const nlohmann::json figures = json();
+    for (const auto& step : figures["steps"]) losses.push_back(step["loss"]);
+    losses.push_back(figures["held_out"].back()["loss"]);
+    return losses;
+  };
+  const auto floats = losses_in(""), doubles = losses_in("--dtype fp64 --out " + path("fp64"));
+  ASSERT_EQ(doubles.size(), 5);
+  for (size_t i = 0; i < 5; ++i) {
+    EXPECT_NEAR(doubles[i], floats[i], 1e-5) << i;
+    EXPECT_NE(doubles[i], static_cast<double>(static_cast<float>(doubles[i]))) << "was in fp32";
+  }
+  EXPECT_EQ(nlohmann::json::parse(std::ifstream(path("fp64/config.json")))["torch_dtype"],
+            "float64");
+  const std::string model = "--model " + path("fp64") + " --text " + path("text.txt") +
+                            " --threads 1 --json " + path("out.json");
+  const auto loss_with = [&](const std::string& flags) {
+    const Outcome outcome = run("eval " + model + flags);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+    return json()["loss"].get<double>();
+  };
+  EXPECT_NEAR(loss_with(" --dtype fp64"), loss_with(""), 1e-5);
+  const Outcome adapted = run("lora " + model +
+                              " --length 32 --dtype fp64 --steps 2 --batch 2 "
+                              "--rank 2 --merged " +
+                              path("merged"));
+  EXPECT_EQ(adapted.exit_code, 0) << adapted.output;
+  EXPECT_EQ(nlohmann::json::parse(std::ifstream(path("merged/config.json")))["torch_dtype"],
+            "float64");
+  EXPECT_THAT(run_model("finetune", text_flags() + "--dtype fp64 --states bf16").output,
+              HasSubstr("but compute_dtype is Double; leave it out"));
+}
+
 TEST_F(LanguageModelProgramTest, AdaptersAreWrittenAloneAndMergedOnRequest) {
   const std::string lora = text_flags() + "--steps 4 --batch 4 --lr 1e-2 --rank 2 ";
   const Outcome trained =

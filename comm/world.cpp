@@ -289,11 +289,10 @@ std::vector<std::string> World::gather_text(const std::string& topic,
 }
 
 void World::check_agreement(const std::string& topic, const std::vector<std::string>& lines) const {
-  if (size() == 1 || !state_->store) return;
   std::string text;
   for (const std::string& line : lines) text += line + "\n";
   const std::string differing =
-      state_->texts->settle(topic, text, [this](const std::vector<std::string>& texts) {
+      settle_difference(topic, text, [this](const std::vector<std::string>& texts) {
         const detail::RankNames& names = state_->names;
         for (size_t other = 1; other < texts.size(); ++other) {
           std::string found =
@@ -309,6 +308,12 @@ std::string World::settle(const std::string& topic, const std::string& text,
                           const Decide& decide) const {
   if (size() == 1 || !state_->store) return decide({text});
   return state_->texts->settle(topic, text, decide);
+}
+
+std::string World::settle_difference(const std::string& topic, const std::string& text,
+                                     const Decide& decide) const {
+  if (size() == 1 || !state_->store) return "";
+  return state_->texts->settle_difference(topic, text, decide);
 }
 
 World World::beside(const std::string& name, std::chrono::milliseconds deadline) const {

@@ -26,9 +26,6 @@ namespace {
 
 // The store's own limit comes first; ours is for when it does not come at all.
 constexpr auto kMargin = std::chrono::seconds(1);
-// Between looks for a key that is not there yet.
-constexpr auto kShortestPause = std::chrono::microseconds(100);
-constexpr auto kLongestPause = std::chrono::microseconds(102'400);
 
 // What `store` holds; null: it is of another kind.
 const c10d::TCPStore* tcp_store_below(const c10::intrusive_ptr<c10d::Store>& store) {
@@ -80,23 +77,52 @@ std::optional<std::string> ask_within(std::chrono::milliseconds limit,
   }
 }
 
-std::optional<std::string> read_key(const c10::intrusive_ptr<c10d::Store>& store,
-                                    const std::string& key, std::chrono::milliseconds limit,
-                                    bool* store_is_gone) {
-  const auto look = [store, key, limit] {
+std::optional<std::vector<std::string>> read_keys(const c10::intrusive_ptr<c10d::Store>& store,
+                                                  const std::vector<std::string>& keys,
+                                                  std::chrono::milliseconds limit,
+                                                  bool* store_is_gone, LookPauses pauses) {
+  const auto texts = std::make_shared<std::vector<std::string>>();
+  const auto look = [store, keys, limit, pauses, texts] {
     // The store's own wait prints a stack trace when it ends in vain.
     const auto give_up_at = std::chrono::steady_clock::now() + limit;
-    auto pause = kShortestPause;
-    while (!store->check({key})) {
-      if (std::chrono::steady_clock::now() >= give_up_at) throw std::runtime_error(key);
+    auto pause = pauses.first;
+    while (!store->check(keys)) {
+      if (std::chrono::steady_clock::now() >= give_up_at) throw std::runtime_error(keys.front());
       std::this_thread::sleep_for(pause);
-      pause = std::min(2 * pause, kLongestPause);
-      if (pause == kLongestPause && !is_served(store)) throw StoreGone(key);
+      pause = std::min(2 * pause, LookPauses::kLongest);
+      if (pause == LookPauses::kLongest && !is_served(store)) throw StoreGone(keys.front());
     }
-    const std::vector<uint8_t> bytes = store->get(key);
-    return std::string(bytes.begin(), bytes.end());
+    if (keys.size() == 1) {
+      const std::vector<uint8_t> bytes = store->get(keys.front());
+      texts->emplace_back(bytes.begin(), bytes.end());
+      return std::string();
+    }
+    for (const std::vector<uint8_t>& bytes : store->multiGet(keys)) {
+      texts->emplace_back(bytes.begin(), bytes.end());
+    }
+    return std::string();
   };
-  return ask_within(limit + kMargin, look, store_is_gone);
+  if (!ask_within(limit + kMargin, look, store_is_gone)) return std::nullopt;
+  return std::move(*texts);
+}
+
+std::optional<std::string> read_key(const c10::intrusive_ptr<c10d::Store>& store,
+                                    const std::string& key, std::chrono::milliseconds limit,
+                                    bool* store_is_gone, LookPauses pauses) {
+  auto texts = read_keys(store, {key}, limit, store_is_gone, pauses);
+  if (!texts) return std::nullopt;
+  return std::move(texts->front());
+}
+
+std::optional<bool> are_there(const c10::intrusive_ptr<c10d::Store>& store,
+                              std::vector<std::string> keys, std::chrono::milliseconds limit,
+                              bool* store_is_gone) {
+  const auto answer = ask_within(
+      limit,
+      [store, keys = std::move(keys)] { return std::string(store->check(keys) ? "yes" : "no"); },
+      store_is_gone);
+  if (!answer) return std::nullopt;
+  return answer == "yes";
 }
 
 bool is_served(const c10::intrusive_ptr<c10d::Store>& store) {

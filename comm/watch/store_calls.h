@@ -9,6 +9,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -20,10 +21,28 @@ std::optional<std::string> ask_within(std::chrono::milliseconds limit,
                                       std::function<std::string()> ask,
                                       bool* store_is_gone = nullptr);
 
+// Between two looks for keys that are not there yet: from the first on twice as long each time, up to the longest.
+struct LookPauses {
+  static constexpr std::chrono::microseconds kLongest{102'400};
+  std::chrono::microseconds first{100};
+};
+
 // The text under `key` once it is there; nothing if it does not come within `limit`.
 std::optional<std::string> read_key(const c10::intrusive_ptr<c10d::Store>& store,
                                     const std::string& key, std::chrono::milliseconds limit,
-                                    bool* store_is_gone = nullptr);
+                                    bool* store_is_gone = nullptr, LookPauses pauses = {});
+
+// The texts under `keys` once all are there; nothing if one does not come within `limit`. A few requests, however many keys.
+std::optional<std::vector<std::string>> read_keys(const c10::intrusive_ptr<c10d::Store>& store,
+                                                  const std::vector<std::string>& keys,
+                                                  std::chrono::milliseconds limit,
+                                                  bool* store_is_gone = nullptr,
+                                                  LookPauses pauses = {});
+
+// Whether all of the keys are there; nothing if the store does not say within `limit`.
+std::optional<bool> are_there(const c10::intrusive_ptr<c10d::Store>& store,
+                              std::vector<std::string> keys, std::chrono::milliseconds limit,
+                              bool* store_is_gone = nullptr);
 
 // Whether something of this host listens at that port. Asked of the kernel: c10d's store looks up
 // the name of whoever knocks, which takes seconds where no name service answers.

@@ -1,7 +1,9 @@
 // Texts that ranks give each other through the store, round by round.
 //
-// Any length: a long text goes in pieces, as a store takes a few megabytes at a time. What a round wrote is
-// gone from the store once all have read it.
+// Rank 0 reads the texts of all and writes one answer, which the others read. So a round costs each rank a few requests to the store,
+// however many ranks there are; rank 0 asks for all texts at once. While somebody is late a rank looks ten times a second, and rank 0 asks
+// 2 log2(N) questions to find out who. Any length: a long text goes in pieces, as a store takes a few megabytes at a time. What a round
+// wrote is gone from the store once all have read it: each rank removes its own, and the last reader the answer.
 //
 // Lifetime: what Options name must outlive it.
 // Threads: one at a time. All ranks call the same in the same order.
@@ -51,6 +53,9 @@ class TextRounds {
   std::vector<std::string> gather(const std::string& topic, const std::string& text);
   // What rank 0 makes of every rank's text.
   std::string settle(const std::string& topic, const std::string& text, const Decide& decide);
+  // The same where texts differ, and "" where all are the same, for which their hashes alone are compared.
+  std::string settle_difference(const std::string& topic, const std::string& text,
+                                const Decide& decide);
   // Before the rank that serves the store ends: returns once the others have read the last round, or after
   // five seconds.
   void wait_for_readers();
@@ -64,31 +69,36 @@ class TextRounds {
  private:
   class Waiting;
 
+  // round: under which the store has what is written in it.
+  std::string answer_of(const std::string& round, const std::string& topic, const std::string& text,
+                        const Decide& decide);
   std::string decide_for_all(const std::string& round, const std::string& topic,
                              const std::string& text, const Decide& decide);
   std::string ask_for_answer(const std::string& round, const std::string& topic,
                              const std::string& text);
-  std::optional<std::string> read_from(int other, const std::string& key, Waiting& waiting);
-  std::string why_missing(const std::string& missing, const Waiting& waiting) const;
-  std::string fail(const std::string& topic, const std::string& missing,
+  std::vector<int> collect(const std::string& round, Waiting& waiting,
+                           std::vector<std::string>& texts);
+  std::optional<std::vector<std::string>> read_heads(const std::vector<std::string>& keys,
+                                                     Waiting& waiting);
+  std::vector<int> find_absent(const std::vector<std::string>& keys, size_t most);
+  std::string why_missing(const std::vector<int>& missing, const Waiting& waiting) const;
+  std::string fail(const std::string& topic, const std::vector<int>& missing,
                    const Waiting& waiting) const;
 
   void write_text(const std::string& key, const std::string& text);
   std::optional<std::string> read_text(const std::string& key, std::chrono::milliseconds limit);
-  void remove_text(const std::string& key, size_t bytes);
+  std::optional<std::string> text_behind(const std::string& head, const std::string& key);
   int64_t count_readers(const std::string& round, int64_t more);
-  bool wait_until_read(const std::string& round, int64_t readers);
+  void leave_round(const std::string& round, size_t own_bytes, size_t answer_bytes);
+  void wait_until_read(const std::string& round, int64_t readers);
+  void wait_until_gone(const std::string& key);
   void leave_sooner_without_ranks(std::chrono::steady_clock::time_point& leave_at);
-  void note_gathered(const std::string& round, const std::vector<std::string>& texts);
-  void remove_answer(const std::string& round, size_t bytes);
 
   const Options options_;
   bool store_is_gone_ = false;
   uint64_t rounds_ = 0;
   // A key of the last round that came to its end here. It is gone once all ranks have read that round.
   std::string last_key_;
-  // Answers that a rank had not read in time: their rounds and sizes.
-  std::vector<std::pair<std::string, size_t>> unread_;
 };
 
 }  // namespace zeropage::comm::detail

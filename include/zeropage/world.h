@@ -207,7 +207,8 @@ class World {
   at::Tensor max(const at::Tensor& tensor) const;
 
   // Every rank's text, by rank. Goes through the store, so it is for small things and before
-  // anything else works. Collective; `topic` names it in errors.
+  // anything else works. Collective; `topic` names it in errors. Costs each rank a few requests to the store; rank 0 writes all texts
+  // as one, which every rank reads.
   std::vector<std::string> gather_text(const std::string& topic, const std::string& text) const;
 
   // Throws on all ranks alike unless all ranks pass the same lines; the message says which rank
@@ -221,6 +222,10 @@ class World {
   // rank reads the answer from the store.
   using Decide = std::function<std::string(const std::vector<std::string>& texts)>;
   std::string settle(const std::string& topic, const std::string& text, const Decide& decide) const;
+  // The same for texts that are expected to be the same on all ranks: "", without a call of `decide`, where they are. Rank 0 compares
+  // hashes of 64 bits, and reads the texts only where these differ.
+  std::string settle_difference(const std::string& topic, const std::string& text,
+                                const Decide& decide) const;
 
   // The ranks that pass the same colour, as a world of their own: ordered by key, and by rank here where keys
   // are equal. It meets in this one's store, has its options, device and hosts, a communicator of its own

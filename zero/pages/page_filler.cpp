@@ -1,5 +1,7 @@
 #include "zero/pages/page_filler.h"
 
+#include <set>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -10,6 +12,8 @@
 #include "operators/tensor_mark.h"
 #include "optim/split_values.h"
 #include "parallel/experts/experts_mark.h"
+#include "zero/pages/first_values.h"
+#include "zero/pages/replayed_values.h"
 #include "zero/pages/tier_use.h"
 
 namespace zeropage::zero {
@@ -37,82 +41,111 @@ void PageFiller::fill(const DeferredValues* deferred) {
   for (const PageLayout& layout : pages_.layouts()) {
     for (const Slot& slot : layout.slots) {
       const at::Tensor& first = first_in(slot.storage);
-      if (first.device() == pages_.world().communicator().device()) {
-        take_over(slot.storage, memory::whole_storage(first));
-      } else {
+      if (deferred != nullptr && first.is_meta()) {
         without_values.push_back(slot.storage);
+        continue;
       }
+      const at::Tensor values = memory::whole_storage(first);
+      bring_first_values(pages_, slot.storage, values);
+      move_in(slot.storage, values);
     }
   }
-  if (deferred != nullptr) replay(*deferred, without_values);
+  if (deferred == nullptr) return;
+  if (!pages_.world().communicator().device().is_meta()) {
+    replay(*deferred, without_values);
+    return;
+  }
+  // In a simulated world nothing is computed, and nothing sent as where hashes agree.
+  for (const size_t storage : without_values) {
+    move_in(storage, memory::whole_storage(first_in(storage)));
+  }
+}
+
+std::vector<PageFiller::OnTape> PageFiller::find_on_tape(
+    const std::vector<size_t>& storages) const {
+  std::vector<OnTape> on_tape;
+  for (const size_t storage : storages) {
+    const at::Tensor& first = first_in(storage);
+    OnTape of{.storage = storage, .values = {}, .whole_experts = {}};
+    auto* const cut = parallel::experts::experts_mark_of(first);
+    if (cut != nullptr && cut->is_without_values()) {
+      of.whole_experts = cut->take_whole_without_values();
+    }
+    const at::Tensor& made = of.whole_experts.defined() ? of.whole_experts : first;
+    of.values = memory::flat_over(made.storage(), made.scalar_type());
+    on_tape.push_back(std::move(of));
+  }
+  return on_tape;
 }
 
 void PageFiller::replay(const DeferredValues& deferred, const std::vector<size_t>& storages) {
+  std::vector<OnTape> on_tape = find_on_tape(storages);
+  ReplayedValues computed(pages_);
+  compute(deferred.tape, on_tape, deferred.buffers,
+          [&](const OnTape& of, const at::Tensor& values) {
+            computed.note(of.storage, values);
+            move_in(of.storage, own_part(of, values));
+          });
+  const std::set<size_t> differing = computed.find_differing();
+  std::erase_if(on_tape, [&](const OnTape& of) { return !differing.contains(of.storage); });
+  if (on_tape.empty()) return;
+  compute(deferred.tape, on_tape, /*buffers=*/{}, [&](const OnTape& of, const at::Tensor& values) {
+    if (of.whole_experts.defined()) bring_whole_experts(of.storage, values);
+    const at::Tensor own = own_part(of, values);
+    bring_first_values(pages_, of.storage, own);
+    keep_part(of.storage, own);
+  });
+}
+
+void PageFiller::compute(const operators::ConstructionTape& tape,
+                         const std::vector<OnTape>& on_tape, const std::vector<at::Tensor>& buffers,
+                         const TakeValues& take) const {
   std::vector<at::Tensor> targets;
-  std::unordered_map<const c10::StorageImpl*, size_t> storage_of_target;
-  std::unordered_multimap<const c10::StorageImpl*, at::Tensor> buffers;
-  std::unordered_map<const c10::StorageImpl*, at::Tensor> wholes;  // of experts that were cut
-  for (const size_t storage : storages) {
-    auto* const cut = parallel::experts::experts_mark_of(first_in(storage));
-    if (cut != nullptr && cut->is_without_values()) {
-      const at::Tensor whole = cut->take_whole_without_values();
-      storage_of_target.emplace(whole.storage().unsafeGetStorageImpl(), storage);
-      wholes.emplace(whole.storage().unsafeGetStorageImpl(), whole);
-      targets.push_back(whole);
-      continue;
-    }
-    storage_of_target.emplace(first_in(storage).storage().unsafeGetStorageImpl(), storage);
-    for (const size_t index : pages_.storages()[storage].parameters) {
-      targets.push_back(pages_.parameters()[index].parameter.tensor);
-    }
+  std::unordered_map<const c10::StorageImpl*, const OnTape*> known;
+  std::unordered_multimap<const c10::StorageImpl*, at::Tensor> buffers_on;
+  for (const OnTape& of : on_tape) {
+    known.emplace(of.values.storage().unsafeGetStorageImpl(), &of);
+    targets.push_back(of.values);
   }
-  for (const at::Tensor& buffer : deferred.buffers) {
+  for (const at::Tensor& buffer : buffers) {
     if (!buffer.is_meta()) continue;
     targets.push_back(buffer);
-    buffers.emplace(buffer.storage().unsafeGetStorageImpl(), buffer);
+    buffers_on.emplace(buffer.storage().unsafeGetStorageImpl(), buffer);
   }
-  deferred.tape.replay(targets, [&](const c10::StorageImpl& storage, const at::Tensor& values) {
-    const auto known = storage_of_target.find(&storage);
-    if (known != storage_of_target.end()) {
-      const auto whole = wholes.find(&storage);
-      take_over(known->second,
-                whole == wholes.end() ? values : own_experts(known->second, whole->second, values));
+  tape.replay(targets, [&](const c10::StorageImpl& storage, const at::Tensor& values) {
+    if (const auto of = known.find(&storage); of != known.end()) {
+      take(*of->second, values);
       return;
     }
-    const auto [first, last] = buffers.equal_range(&storage);
+    const auto [first, last] = buffers_on.equal_range(&storage);
     for (auto buffer = first; buffer != last; ++buffer) {
       memory::adopt_storage(buffer->second, values.storage(), values.scalar_type());
     }
   });
 }
 
-// values: [numel of all experts], which become those of rank 0 along "expert". Returns this rank's.
-at::Tensor PageFiller::own_experts(size_t storage, const at::Tensor& whole,
-                                   const at::Tensor& values) const {
-  const NamedParameter& named =
-      pages_.parameters()[pages_.storages()[storage].parameters.front()].parameter;
-  const ParameterSlice& slice = *named.slice;
-  const std::string what = "parameter \"" + named.name() + "\"";
-  slice.ranks.communicator().broadcast(values, /*root=*/0, what).wait();
-  return slice.cut.take(values.view(whole.sizes()), slice.ranks.rank()).view(-1);
+// values: [numel of all experts], or of the storage.
+at::Tensor PageFiller::own_part(const OnTape& on_tape, const at::Tensor& values) const {
+  if (!on_tape.whole_experts.defined()) return values;
+  const size_t first = pages_.storages()[on_tape.storage].parameters.front();
+  const ParameterSlice& slice = *pages_.parameters()[first].parameter.slice;
+  return slice.cut.take(values.view(on_tape.whole_experts.sizes()), slice.ranks.rank()).view(-1);
 }
 
-// values: [numel of the storage]; become rank 0's, and are let go.
-void PageFiller::take_over(size_t storage, const at::Tensor& values) {
-  const PlacedStorage& placed = pages_.storages()[storage];
-  if (!memory_.has(placed.page)) {
-    masters_.make(placed.page);
-    memory_.make(placed.page);
-  }
-  if (values.numel() > 0) {
-    const NamedParameter& first = pages_.parameters()[placed.parameters.front()].parameter;
-    const std::string what = "parameter \"" + first.name() + "\"";
-    pages_.world(placed.page).communicator().broadcast(values, /*root=*/0, what).wait();
-    // What no rank of a tensor-parallel group has a slice of, all have alike.
-    const comm::World* const slices = pages_.tensor_world();
-    if (slices != nullptr && !first.slice) {
-      slices->communicator().broadcast(values, /*root=*/0, what).wait();
-    }
+// values: [numel of all experts], which become those of rank 0 along "expert".
+void PageFiller::bring_whole_experts(size_t storage, const at::Tensor& values) const {
+  const NamedParameter& named =
+      pages_.parameters()[pages_.storages()[storage].parameters.front()].parameter;
+  const std::string what = "parameter \"" + named.name() + "\"";
+  named.slice->ranks.communicator().broadcast(values, /*root=*/0, what).wait();
+}
+
+// values: [numel of the storage], with what this rank keeps of it. They are let go.
+void PageFiller::move_in(size_t storage, const at::Tensor& values) {
+  const size_t page = pages_.storages()[storage].page;
+  if (!memory_.has(page)) {
+    masters_.make(page);
+    memory_.make(page);
   }
   keep_part(storage, values);
   live_in_page(storage);

@@ -226,10 +226,8 @@ ShardedModel shard_module_parameters(const torch::nn::Module& module, const comm
   }
   lines.push_back(c10::str("deferred construction: ", tape != nullptr));
   world.check_agreement("the wrapped model", lines);
-  // In a simulated world there are no values to compute.
-  const bool stays_without = world.communicator().device().is_meta();
   std::optional<DeferredValues> deferred;
-  if (tape != nullptr && !stays_without) deferred.emplace(DeferredValues{*tape, module.buffers()});
+  if (tape != nullptr) deferred.emplace(DeferredValues{*tape, module.buffers()});
   ShardedModel model = shard(std::move(parameters), world, options, Unfrozen::kInForward,
                              {model_part_of(module), tensor}, deferred ? &*deferred : nullptr);
   if (has_batch_norm(module)) model.facts->note_batch_norm();

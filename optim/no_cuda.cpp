@@ -1,4 +1,5 @@
 // The CUDA functions of builds without CUDA.
+#include "optim/cuda/bit_hashes.h"
 #include "optim/cuda/block_hashes.h"
 #include "optim/cuda/current_stream.h"
 #include "optim/cuda/flat_norm.h"
@@ -53,6 +54,11 @@ void add_norm_parts(const FlatElements& /*flat*/, const NormPart* /*parts*/,
 void block_hashes(const uint32_t* /*words*/, int64_t /*block_words*/, int64_t /*blocks*/,
                   uint64_t* /*hashes*/, void* /*stream*/) {
   refuse("block_hashes");
+}
+
+void bit_hashes(const HashedPiece* /*pieces*/, int64_t /*count*/, int64_t /*tiles*/,
+                uint64_t* /*hashes*/, void* /*stream*/) {
+  refuse("bit_hashes");
 }
 
 void look_for_not_finite(const FlatElements& /*flat*/, int64_t /*numel*/, float* /*found*/,

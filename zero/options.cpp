@@ -214,6 +214,9 @@ void validate(const Options& options) {
   validate_precision(options);
   validate_offload(options);
   validate_limits(options);
+  ZP_CHECK(options.compare_replicas >= 0,
+           "options.compare_replicas: expected a number of steps, or 0 (never), got ",
+           options.compare_replicas);
   ZP_CHECK(options.optimizer_state == StateFormat::kFp32 || options.update_by != UpdateBy::kClass,
            "options.optimizer_state: only the fused update keeps states in less than fp32, but "
            "update_by is UpdateBy::kClass; use UpdateBy::kAuto or UpdateBy::kFused");

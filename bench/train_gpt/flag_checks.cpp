@@ -111,6 +111,8 @@ void check_values(const Flags& flags) {
           "--memory-snapshot: is of CUDA's allocator; use --device cuda or leave it out");
   require(flags.peak_tflops >= 0,
           c10::str("--peak-tflops ", flags.peak_tflops, ": expected a number > 0"));
+  require(!flags.probe || !flags.simulates(),
+          "--probe with --communicator simulated: a simulated rank has no machine; leave one out");
   require(flags.deadline_seconds > 0,
           c10::str("--deadline ", flags.deadline_seconds, ": expected seconds > 0"));
 }

@@ -203,6 +203,10 @@ constexpr auto table_of(std::type_identity<Flags>) {
           field<&Flags::communicator>(own_form<&zeropage::comm::WorldOptions::transport>(
               "auto,gloo,shared,nccl,simulated")),
           field<&Flags::deadline_seconds>(own_form<&zeropage::comm::WorldOptions::deadline>()),
+          field<&Flags::probe>({.help = "Measure each rank's products, copies and links (and the "
+                                        "disk of --save or nvme:DIR) for a second before the run, "
+                                        "and name slow ranks",
+                                .flag = {"probe"}}),
           field<&Flags::sample>({.help = "Characters to write at the end",
                                  .flag = {"sample"},
                                  .bounds = Bounds::not_negative()}),

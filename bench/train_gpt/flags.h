@@ -109,6 +109,7 @@ struct Flags {
   int threads = 0;  // 0: the cores of this host shared among its ranks
   std::string device = "auto";
   bool deterministic = false;
+  bool probe = false;  // look for slow ranks before the run
   zeropage::Options options;
   zeropage::AccumulatorOptions accumulator;
   OwnForms forms;  // once they are parsed, the two above have what they come to

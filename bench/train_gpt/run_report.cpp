@@ -182,6 +182,19 @@ nlohmann::json to_json(const PagingStatistics& statistics) {
           {"wait_seconds", statistics.wait_seconds}};
 }
 
+nlohmann::json probe_json(const zeropage::ProbeReport& probe) {
+  nlohmann::json figures = nlohmann::json::array(), slow = nlohmann::json::array();
+  for (const zeropage::ProbeFigure& of : probe.figures) {
+    figures.push_back(
+        {{"what", of.what}, {"unit", of.unit}, {"median", of.median}, {"by_rank", of.by_rank}});
+  }
+  for (const zeropage::SlowRank& of : probe.slow) {
+    slow.push_back(
+        {{"rank", of.rank}, {"what", of.what}, {"figure", of.figure}, {"median", of.median}});
+  }
+  return {{"seconds", probe.seconds}, {"figures", figures}, {"slow", slow}};
+}
+
 }  // namespace
 
 nlohmann::json kinds_json(const Breakdown& bytes) {
@@ -301,6 +314,7 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
       {"weights_sha256",
        run.weights_sha256.empty() ? nlohmann::json() : nlohmann::json(run.weights_sha256)}};
   if (flags.experts.any()) json["experts"] = experts_json(run.experts, flags);
+  if (run.probe) json["probe"] = probe_json(*run.probe);
   if (run.utilisation) json["mfu"] = *run.utilisation;
   if (run.disk) {
     json["disk"] = {{"read_bytes_per_second", run.disk->read_bytes_per_second},

@@ -10,6 +10,7 @@
 #include "bench/train_gpt/flags.h"
 #include "bench/train_gpt/wire.h"
 #include "offload/device_speed.h"
+#include "zeropage/probe.h"
 #include "zeropage/zeropage.h"
 
 namespace train_gpt {
@@ -43,6 +44,7 @@ struct RunFigures {
   std::string weights_sha256;  // "": ranks have slices
   std::string communicator;    // what carried the bytes
   ExpertReport experts;
+  std::optional<zeropage::ProbeReport> probe;
 };
 
 // Memory of the device that trains.

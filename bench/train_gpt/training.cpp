@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <iostream>
 #include <limits>
 #include <memory>
@@ -117,6 +118,13 @@ std::optional<zeropage::offload::DeviceSpeed> speed_of_disk(const Flags& flags) 
   const std::string folder = flags.options.offload.nvme_directory;
   if (folder.empty()) return std::nullopt;
   return zeropage::offload::measure(folder);
+}
+
+// The folder on the disk that the run will use; "": it uses none.
+std::string disk_of_run(const Flags& flags) {
+  if (!flags.options.offload.nvme_directory.empty()) return flags.options.offload.nvme_directory;
+  if (flags.state.saves()) std::filesystem::create_directories(flags.state.folder);
+  return flags.state.folder;
 }
 
 // How many steps there are from the first one of this start on, where --seconds ends them: a number that
@@ -257,6 +265,10 @@ void train(zeropage::comm::World& world, const Flags& given, const TextData& dat
   flags.fit.description = fit_to_limits(world, flags);
   if (world.rank() == 0 && !flags.fit.description.empty()) {
     std::cout << "fits: " << flags.fit.description << std::endl;
+  }
+  if (flags.probe) {
+    run.probe = zeropage::probe(world, {.disk_directory = disk_of_run(flags)});
+    if (world.rank() == 0) std::cout << run.probe->to_string() << std::flush;
   }
   if (world.rank() == 0) run.disk = speed_of_disk(flags);
   if (!flags.memory_snapshot_path.empty()) zeropage::memory::record_cuda_memory_history();

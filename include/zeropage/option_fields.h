@@ -138,7 +138,12 @@ constexpr auto table_of(std::type_identity<Options>) {
           field<&Options::broadcast_buffers>(
               {.help =
                    "Give all ranks rank 0's values of the buffers that a rank has written, at the "
-                   "end of backward"})),
+                   "end of backward"}),
+          field<&Options::compare_replicas>(
+              {.help = "Compare the bits of what several ranks have, once in K steps and in each "
+                       "save; 0: never",
+               .flag = {"compare-replicas", "K="},
+               .bounds = Bounds::not_negative()})),
       section(
           "Precision",
           field<&Options::compute_dtype>({.help = "Dtype of parameters, gradients and activations",

@@ -243,6 +243,14 @@ struct Options {
   // looked at. Costs a reduction a micro-step and up to log2(micro-steps) gradients of the owned part.
   bool world_invariant = false;
 
+  // Once in so many steps ranks compare, bit by bit, all that several of them have: whole parameters at stages 0 to 2,
+  // what a tensor-parallel group has whole, the shards that groups of shard_within have alike, experts, both copies of a
+  // pipeline's tied weight, and buffers that nobody writes. So a bit that flipped in the memory of one rank ends in an
+  // error that names the parameter and the rank, in that step, and reaches no saved state: saves compare all of it, too.
+  // 0: neither does. Options of optimizers are compared in each step, whatever this is. Costs a look at what is compared,
+  // and 48 bytes each between the groups of shard_within and between the two ends of a pipeline (docs/replicas.md).
+  int64_t compare_replicas = 100;
+
   // ---- precision ----
 
   // bfloat16, half or double: wrapping an fp32 module casts its parameters to it, and so gathers, gradients and

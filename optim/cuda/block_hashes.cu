@@ -1,21 +1,9 @@
 #include "optim/cuda/block_hashes.h"
 #include "optim/cuda/launch.cuh"
+#include "optim/cuda/word_hash.cuh"
 
 namespace zeropage::optim::cuda {
 namespace {
-
-constexpr int kWarp = 32;
-constexpr int kWarps = kThreads / kWarp;
-constexpr unsigned kAllLanes = 0xffffffffU;
-
-// What a word is multiplied by, of 64 odd bits that differ from place to place (SplitMix64, Steele et
-// al. 2014): a word that changed changes the sum.
-__device__ __forceinline__ uint64_t factor_of(int64_t place) {
-  uint64_t mixed = (static_cast<uint64_t>(place) + 1) * 0x9e3779b97f4a7c15U;
-  mixed = (mixed ^ mixed >> 30) * 0xbf58476d1ce4e5b9U;
-  mixed = (mixed ^ mixed >> 27) * 0x94d049bb133111ebU;
-  return (mixed ^ mixed >> 31) | 1U;
-}
 
 // A warp hashes a block: lane l has words l, l + 32, ...
 __global__ void __launch_bounds__(kThreads)
@@ -27,10 +15,7 @@ __global__ void __launch_bounds__(kThreads)
     const uint32_t* const first = words + block * block_words;
     uint64_t sum = 0;
     for (int64_t i = lane; i < block_words; i += kWarp) sum += first[i] * factor_of(i);
-#pragma unroll
-    for (int stride = kWarp / 2; stride > 0; stride /= 2) {
-      sum += __shfl_down_sync(kAllLanes, static_cast<unsigned long long>(sum), stride);
-    }
+    sum = sum_of_lanes(sum);
     if (lane == 0) hashes[block] = sum;
   }
 }

@@ -276,35 +276,25 @@ json groups_of(const ShardedOptimizer& optimizer, const std::vector<TensorOfStat
   return groups;
 }
 
-// What ranks must have alike in a state (zero/agreement/rank_agreement.h). Weights alone have no options. Values are
-// those of other slices or layers on ranks of other parts.
+// What ranks must have alike in a state (zero/agreement/rank_agreement.h). Weights alone have no options.
 json own_told(const zero::ShardedModel& sharded, bool with_options) {
-  const zero::AgreementHashes told = sharded.agreement->hashes_now();
-  const comm::World* const slices = sharded.pages->tensor_world();
-  const comm::World* const stages = zero::pipeline_world_of(*sharded.pages);
-  const auto& experts = sharded.pages->worlds().experts;
-  return {
-      {"steps", told.steps},
-      {"settings", with_options ? told.settings : 0},
-      {"values", told.values},
-      {"values of experts",
-       sharded.agreement->own_hashes(zero::RankAgreement::Axis::kExperts).values},
-      {"part of experts", experts ? experts->rank() : 0},
-      {"part", {stages == nullptr ? 0 : stages->rank(), slices == nullptr ? 0 : slices->rank()}}};
+  const zero::AgreementHashes told = sharded.agreement->own_hashes();
+  return {{"steps", told.steps},
+          {"settings", with_options ? told.settings : 0},
+          {"values", sharded.agreement->values_now()}};
 }
 
 bool differ(const std::vector<json>& by_rank) {
-  std::map<json, json> values_of_part, values_of_experts;
+  std::map<std::string, json> known;
   const json& first = by_rank.front().at("told");
   return std::any_of(by_rank.begin(), by_rank.end(), [&](const json& of_rank) {
     const json& told = of_rank.at("told");
-    const json& values =
-        values_of_part.try_emplace(told.at("part"), told.at("values")).first->second;
-    const json& of_experts =
-        values_of_experts.try_emplace(told.at("part of experts"), told.at("values of experts"))
-            .first->second;
-    return told.at("steps") != first.at("steps") || told.at("settings") != first.at("settings") ||
-           told.at("values") != values || told.at("values of experts") != of_experts;
+    bool differs =
+        told.at("steps") != first.at("steps") || told.at("settings") != first.at("settings");
+    for (const auto& [key, values] : told.at("values").items()) {
+      differs |= known.try_emplace(key, values).first->second != values;
+    }
+    return differs;
   });
 }
 

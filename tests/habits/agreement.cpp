@@ -275,6 +275,47 @@ const int kRawAlone =
               });
             });
 
+// So large that a backward looks at a part of each tensor.
+struct WideImpl : torch::nn::Module {
+  WideImpl() {
+    first = register_module("first", torch::nn::Linear(7, 512));
+    last = register_module("last", torch::nn::Linear(512, 7));
+    table = register_buffer("table", torch::ones({64, 512}));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return last(torch::tanh(first(x)) * table[0]); }
+  torch::nn::Linear first{nullptr}, last{nullptr};
+  torch::Tensor table;
+};
+TORCH_MODULE(Wide);
+
+// One on this rank alone.
+template <typename Run, typename Tensor>
+void train_with_an_odd_element(Run& run, const Tensor& tensor_of) {
+  auto model = run.wrap(make<Wide>());
+  auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+  train_steps(run, model, *optimizer, 2);
+  if (is_last(run)) tensor_of(model).template data_ptr<float>()[640] = 2;
+  train_steps(run, model, *optimizer, 1, 2);
+}
+
+const int kRawElement = is_told(
+    "writes to one element of a large parameter past LibTorch's operators, on one rank, at "
+    "stages 0 to 2",
+    {{"after 2 steps. values of parameter \"first.weight\": rank 0 has norm "}, {0, 1, 2}},
+    "write on all ranks alike; it is noticed within `Options::compare_replicas` steps",
+    [](auto& run) {
+      run.options.compare_replicas = 1;
+      train_with_an_odd_element(run, [](auto& model) { return model->first->weight; });
+    });
+
+const int kOwnTable =
+    is_told("writes to a buffer past LibTorch's operators on one rank, without broadcast_buffers",
+            {{"after 2 steps. values of buffer \"table\": rank 0 has norm "}},
+            "write it by operators, or on all ranks alike", [](auto& run) {
+              run.options.broadcast_buffers = false;
+              train_with_an_odd_element(run, [](auto& model) { return model->table; });
+            });
+
 const int kOwnValuesUnderGuard =
     is_told("writes other values on each rank, under Modified::on_every_rank()",
             {{"parameter \"first.weight\": rank 0 has "}},

@@ -268,6 +268,7 @@ class OurRun {
   OurRun(World& world, const Setting& setting) : world_(world), setting_(setting) {
     options.stage = stage_of(setting.stage);
     options.page_bytes = 4_KiB;
+    options.compare_replicas = 1;
     if (setting.mode == Mode::kBf16) options.compute_dtype = torch::kBFloat16;
     if (setting.mode == Mode::kHeldPages) {
       options.reshard = Reshard::kAfterStep;

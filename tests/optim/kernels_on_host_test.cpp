@@ -12,6 +12,7 @@
 #include "optim/cpu/fused_step.h"
 #include "optim/cpu/packed_step.h"
 #include "optim/cpu/stochastic_rounding.h"
+#include "optim/cuda/bit_hashes.h"
 #include "optim/cuda/block_hashes.h"
 #include "optim/cuda/fused_step.h"
 #include "optim/cuda/packed_step.h"
@@ -243,6 +244,68 @@ TEST_F(CudaFusedPiecesOnHostTest, HaveThemWhereThereAreMoreThanBlocks) {
     expect_the_cpus_bits(
         std::vector<StretchCase>(150, {.numel = 4, .gradient = Precision::kBFloat16}));
   }
+}
+
+class CudaBitHashesOnHostTest : public KernelsOnHost {
+ protected:
+  using Bytes = std::vector<unsigned char>;
+
+  // Each tensor's bytes begin `offset` behind an aligned address.
+  static std::vector<uint64_t> hashes_of(const std::vector<Bytes>& tensors, size_t offset = 0) {
+    std::vector<std::vector<uint64_t>> memory;  // aligned
+    std::vector<HashedPiece> pieces;
+    int64_t tiles = 0;
+    for (const Bytes& bytes : tensors) {
+      auto& of = memory.emplace_back((bytes.size() + offset) / sizeof(uint64_t) + 1, ~uint64_t{0});
+      auto* const begin = reinterpret_cast<unsigned char*>(of.data()) + offset;
+      std::copy(bytes.begin(), bytes.end(), begin);
+      const auto count = static_cast<int64_t>(bytes.size());
+      pieces.push_back({begin, count, tiles});
+      tiles += hashed_tiles(count);
+    }
+    std::vector<uint64_t> hashes(tensors.size());
+    optim::cuda::bit_hashes(pieces.data(), static_cast<int64_t>(pieces.size()), tiles,
+                            hashes.data(), nullptr);
+    return hashes;
+  }
+  static std::vector<Bytes> tensors_of(const std::vector<size_t>& sizes) {
+    std::mt19937 random(1);
+    std::vector<Bytes> tensors;
+    for (const size_t size : sizes) {
+      Bytes& bytes = tensors.emplace_back(size);
+      for (unsigned char& byte : bytes) byte = static_cast<unsigned char>(random());
+    }
+    return tensors;
+  }
+};
+
+TEST_F(CudaBitHashesOnHostTest, DifferWhereABitOfATensorDoesAndNowhereElse) {
+  constexpr size_t kTile = kHashedTileBytes;
+  std::vector<Bytes> tensors = tensors_of({2, 0, 4098, 1, 3 * kTile + 6, 64, kTile, 0});
+  const auto before = hashes_of(tensors);
+  for (size_t changed = 0; changed < tensors.size(); ++changed) {
+    Bytes& bytes = tensors[changed];
+    const size_t apart = std::max<size_t>(1, bytes.size() / 37);
+    for (size_t at = 0; at < bytes.size(); at += apart) {
+      bytes[at] ^= 1U << at % 8;
+      const auto after = hashes_of(tensors);
+      for (size_t tensor = 0; tensor < tensors.size(); ++tensor) {
+        ASSERT_EQ(before[tensor] != after[tensor], tensor == changed) << at << " of " << changed;
+      }
+      bytes[at] ^= 1U << at % 8;
+    }
+  }
+  std::swap(tensors[4][4], tensors[4][kTile + 9]);
+  EXPECT_NE(before[4], hashes_of(tensors)[4]) << "the order counts";
+}
+
+TEST_F(CudaBitHashesOnHostTest, AreOfTheBytesAlone) {
+  const std::vector<Bytes> tensors = tensors_of({5, 40000, 2, 100000});
+  const auto expected = hashes_of(tensors);
+  for (const size_t offset : {1, 2, 4}) EXPECT_EQ(hashes_of(tensors, offset), expected) << offset;
+  cuda_on_host::device.order = Order::kBackward;
+  cuda_on_host::device.processors = 1;
+  EXPECT_EQ(hashes_of(tensors), expected);
 }
 
 class CudaBlockHashesOnHostTest : public KernelsOnHost {

@@ -88,6 +88,7 @@ Options OurRank::options_of(const std::string& folder) const {
   Options options;
   options.stage = stage_of(setting_.stage);
   options.page_bytes = setting_.page_bytes;
+  options.compare_replicas = 1;
   options.shard_within = setting_.shard_within;
   options.compute_dtype = compute_dtype_of(script_.values);
   options.offload.optimizer = setting_.optimizer;

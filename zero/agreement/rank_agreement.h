@@ -1,5 +1,6 @@
 // What all ranks must have alike from step to step, and whether they have it: how many steps each optimizer has
-// made, with which options, and the values of parameters that several ranks have.
+// made, with which options, and the values of parameters and buffers that several ranks have. Of values, those that scripts
+// wrote are compared each time; all there are once in Options::compare_replicas steps, and in saves.
 //
 // Hashes of it are sent in messages that a step sends anyway (zero/agreement/agreement_hashes.h), so ranks hear for nothing
 // whether all have the same:
@@ -7,6 +8,9 @@
 // * at the end of a backward that averages, and of each accumulation;
 // * in the sums that an accumulator's step, and a clipping by the norm, exchange;
 // * in the texts of a save.
+//
+// Two groups of ranks have no such message: those that have the same shards (Options::shard_within), and the two stages that
+// have a pipeline's tied weight. They send one where all values are compared.
 //
 // Where hashes differ, ranks tell each other in words, and all throw alike: which rank has what, and what to do.
 // Steps that differ are past and throw where they are heard of. The rest counts in the next step: scripts may write
@@ -21,19 +25,22 @@
 #include <cstdint>
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "zero/agreement/agreement_hashes.h"
-#include "zero/pages/page_writes.h"
-#include "zero/pages/parameter_pages.h"
+#include "zero/pages/make_pages.h"
+#include "zero/pages/replicated_values.h"
 
 namespace zeropage::zero {
 
 class RankAgreement {
  public:
-  RankAgreement(std::shared_ptr<const ParameterPages> pages, std::shared_ptr<PageWrites> writes);
+  explicit RankAgreement(const PageParts& parts);
   RankAgreement(const RankAgreement&) = delete;
   RankAgreement& operator=(const RankAgreement&) = delete;
 
@@ -55,17 +62,32 @@ class RankAgreement {
   // In force as long as what it returns lives.
   std::shared_ptr<void> add(Part part);
 
-  // The ranks of an axis hear of each other.
-  enum class Axis : uint8_t { kData, kExperts, kTensor, kPipeline };
+  // Values beside parameters, that ranks of the data axis have alike: buffers. Set once, on all ranks alike.
+  struct Beside {
+    std::function<uint64_t()> hash;
+    std::function<void(const TellValues& tell)> describe;
+  };
+  void compare_beside(Beside beside) { beside_ = std::move(beside); }
 
-  // Before the first gradient of a backward. reduces: it ends with a message that takes told() along. Throws where
-  // what counted in a step that never came still differs. Collective where it differed.
-  void begin_backward(bool reduces);
+  // The ranks of an axis hear of each other. kReplicas: that have the same shards. kTied: stages that have a tied weight.
+  enum class Axis : uint8_t { kData, kExperts, kTensor, kPipeline, kReplicas, kTied };
+
+  // What a backward averages, and so ends with a message that takes hashes along.
+  enum class Averages : uint8_t {
+    kNothing,
+    kPartOfStep,  // a micro-step's, and further ones follow
+    kStep,
+  };
+  // Before the first gradient of a backward. Throws where what counted in a step that never came still differs.
+  // Collective where it differed.
+  void begin_backward(Averages averages);
 
   // For a message along an axis: with values as they were when the backward began.
   AgreementHashes own_hashes(Axis axis = Axis::kData) const;
   // For a state: with values as they are now.
   AgreementHashes hashes_now();
+  // The same of values, by what they are of. Ranks of the model's worlds that have the same key have the same values.
+  std::map<std::string, uint64_t> values_now();
   // What the ranks heard at the end of a backward, along the data axis. Throws where steps differ. Ranks of a
   // tensor-parallel group have no message there that could take theirs along, and send one. Collective where any differ.
   void take_backward_result(const AgreementHashes& own_hashes, const AgreementResult& agreed_on);
@@ -82,6 +104,11 @@ class RankAgreement {
 
  private:
   const comm::World* along(Axis axis) const;
+  uint64_t values_along(Axis axis) const;
+  std::optional<ReplicatedValues::Hashes> all_values() const;
+  void compare_tied(const std::string& who);
+  int64_t steps_made() const;
+  std::string after_steps() const;
   AgreementResult tell(Axis axis, const AgreementHashes& own_hashes, const char* what) const;
   void settle_what_differs(const std::string& who);
   uint64_t settings() const { return own_hashes().settings; }
@@ -89,14 +116,20 @@ class RankAgreement {
   // Constant after construction.
   const std::shared_ptr<const ParameterPages> pages_;
   const std::shared_ptr<PageWrites> writes_;
+  const ReplicatedValues replicated_;
   const bool is_alone_;  // there are no other ranks, or none that say anything
 
   std::list<Part> parts_;
-  uint64_t backwards_ = 0;        // that reduced: the number of the sample
-  UserWrites::Hashes values_;     // when the last of them began
+  Beside beside_;
+  uint64_t backwards_ = 0;  // that reduced: the number of the sample
+  int64_t of_steps_ =
+      0;  // those of them that ended a step's: its number where no optimizer of ours counts
+  UserWrites::Hashes values_;  // when the last of them began
+  // All values then; none where they are not compared in it, or were already.
+  std::optional<ReplicatedValues::Hashes> compared_;
   uint64_t agreed_settings_ = 0;  // when ranks heard last
   // By axis, what was heard to differ last of what counts in the next step.
-  std::array<AgreementResult, 4> results_ = {};
+  std::array<AgreementResult, 6> results_ = {};
 };
 
 }  // namespace zeropage::zero

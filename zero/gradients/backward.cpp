@@ -308,7 +308,7 @@ void GradientReducer::enter_backward() {
       "backward() past the accumulator in the middle of a step, whose gradients it would change: "
       "call accumulator.backward(loss), or accumulator.abandon() first");
   if (training_.adopted_in() == Unfrozen::kInBackward) adopt_unfrozen();
-  agreement_->begin_backward(reduces_in_backward());
+  agreement_->begin_backward(averages());
   backward_ = task;
   torch::autograd::Engine::get_default_engine().queue_callback(
       [this, reduces = reduces_in_backward()] {
@@ -321,6 +321,12 @@ void GradientReducer::enter_backward() {
           leave_backward();
         }
       });
+}
+
+RankAgreement::Averages GradientReducer::averages() const {
+  using Averages = RankAgreement::Averages;
+  if (!reduces_in_backward()) return Averages::kNothing;
+  return plan().backwards() == Backwards::kMoreFollow ? Averages::kPartOfStep : Averages::kStep;
 }
 
 void GradientReducer::leave_backward() {
@@ -347,7 +353,7 @@ void GradientReducer::reduce() {
       "and run backward again first");
   if (reduced_in_cycle_) return;
   const torch::NoGradGuard no_grad;
-  agreement_->begin_backward(/*reduces=*/true);
+  agreement_->begin_backward(RankAgreement::Averages::kStep);
   end_reducing_backward();
 }
 

@@ -188,6 +188,7 @@ class GradientReducer {
   void after_accumulate(size_t parameter);
 
   bool reduces_in_backward() const { return plan().collect == Collect::kForReduction; }
+  RankAgreement::Averages averages() const;
   void adopt_training();
   void set_collect(Collect collect);
   void enter_backward();

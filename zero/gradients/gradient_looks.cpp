@@ -8,7 +8,7 @@
 
 #include <torch/csrc/autograd/grad_mode.h>
 
-#include "zero/pages/value_hash.h"
+#include "optim/bit_hashes.h"
 #include "zeropage/check.h"
 
 namespace zeropage::zero {
@@ -123,7 +123,7 @@ void HandSetGradients::check_alike(const c10::OperatorName& operation) const {
   for (const size_t index : own) {
     const at::Tensor flat = reducer_->training().gradient(index).detach().contiguous().view({-1});
     if (flat.numel() == 0 || flat.is_meta()) continue;
-    for (const uint64_t of : hashes_of_values({flat})) hash = hash * 0x9E3779B97F4A7C15ULL + of;
+    for (const uint64_t of : optim::bit_hashes({flat})) hash = hash * 0x9E3779B97F4A7C15ULL + of;
   }
   // A hash is cut to 53 bits, so that a double has all of them.
   const auto told = static_cast<double>(hash >> 11);

@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "operators/operator_interceptor.h"
+#include "optim/bit_hashes.h"
 #include "zero/pages/value_hash.h"
 #include "zeropage/event_sink.h"
 #include "zeropage/ledger.h"
@@ -22,6 +23,11 @@ bool has_bytes_here(const at::Tensor& tensor) {
   return tensor.is_cpu() && tensor.is_non_overlapping_and_dense();
 }
 
+// Its elements as they lie.
+at::Tensor flat_of(const at::Tensor& dense) {
+  return dense.detach().as_strided({dense.numel()}, {1});
+}
+
 uint64_t hash_of_round(const at::Tensor& tensor, uint64_t round) {
   const void* const bytes = tensor.const_data_ptr();
   const auto count = static_cast<size_t>(tensor.nbytes());
@@ -30,9 +36,10 @@ uint64_t hash_of_round(const at::Tensor& tensor, uint64_t round) {
 
 }  // namespace
 
-BufferSync::BufferSync(comm::World world, const std::vector<at::Tensor>& buffers)
+BufferSync::BufferSync(comm::World world,
+                       const std::vector<std::pair<std::string, at::Tensor>>& buffers)
     : world_(std::move(world)) {
-  for (const at::Tensor& buffer : buffers) buffers_.push_back({.tensor = buffer});
+  for (const auto& [name, tensor] : buffers) buffers_.push_back({.name = name, .tensor = tensor});
 }
 
 // Inference tensors have no version.
@@ -40,10 +47,14 @@ bool BufferSync::is_always_sent(const at::Tensor& tensor) {
   return (tensor.is_floating_point() && tensor.dim() <= 1) || tensor.is_inference();
 }
 
+bool BufferSync::has_trace_of_write(const Buffer& buffer) {
+  const at::Tensor& tensor = buffer.tensor;
+  return tensor._version() != buffer.version || tensor.const_data_ptr() != buffer.address;
+}
+
 bool BufferSync::is_written(const Buffer& buffer) const {
   const at::Tensor& tensor = buffer.tensor;
-  if (is_always_sent(tensor)) return true;
-  if (tensor._version() != buffer.version || tensor.const_data_ptr() != buffer.address) return true;
+  if (is_always_sent(tensor) || has_trace_of_write(buffer)) return true;
   if (buffer.hashes.empty() || !has_bytes_here(tensor)) return false;
   const uint64_t round = round_ % buffer.hashes.size();
   return hash_of_round(tensor, round) != buffer.hashes[round];
@@ -59,6 +70,28 @@ void BufferSync::note_sent(Buffer& buffer) {
   buffer.hashes.resize(tensor.nbytes() <= kComparedWhole ? 1 : kRounds);
   for (uint64_t round = 0; round < buffer.hashes.size(); ++round) {
     buffer.hashes[round] = hash_of_round(tensor, round);
+  }
+}
+
+bool BufferSync::is_compared(const Buffer& buffer) {
+  return !is_always_sent(buffer.tensor) && buffer.tensor.is_non_overlapping_and_dense() &&
+         buffer.tensor.numel() > 0 && !has_trace_of_write(buffer);
+}
+
+uint64_t BufferSync::hash_unwritten() const {
+  std::vector<at::Tensor> flat;
+  for (const Buffer& buffer : buffers_) {
+    if (is_compared(buffer)) flat.push_back(flat_of(buffer.tensor));
+  }
+  const std::vector<uint64_t> hashes = optim::bit_hashes(flat);
+  return hash_of_bytes(hashes.data(), hashes.size() * sizeof(uint64_t));
+}
+
+void BufferSync::describe_unwritten(const std::string& where, const TellValues& tell) const {
+  for (const Buffer& buffer : buffers_) {
+    if (!is_compared(buffer)) continue;
+    tell("values of buffer \"" + buffer.name + "\"" + where,
+         words_of_values(flat_of(buffer.tensor)));
   }
 }
 

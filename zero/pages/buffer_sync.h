@@ -10,22 +10,28 @@
 // Whether a buffer is sent is the same on all ranks: each tells what it saw in a message that travels anyway, and all
 // send what any of them tells.
 //
+// What is neither always sent nor was written is alike on all ranks, and so are, where buffers are never sent, those that
+// nobody has written since the module was wrapped. Their bits are hashed to be compared (zero/agreement/rank_agreement.h).
+//
 // Threads: the training thread, or the one that runs backward.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/TensorBody.h>
 
+#include "zero/pages/replicated_values.h"
 #include "zeropage/world.h"
 
 namespace zeropage::zero {
 
 class BufferSync {
  public:
-  BufferSync(comm::World world, const std::vector<at::Tensor>& buffers);
+  BufferSync(comm::World world, const std::vector<std::pair<std::string, at::Tensor>>& buffers);
   BufferSync(const BufferSync&) = delete;
   BufferSync& operator=(const BufferSync&) = delete;
 
@@ -41,8 +47,15 @@ class BufferSync {
   // The same of those that some rank has written to, which the ranks tell each other first, unless there are none at all.
   void broadcast_written_from_rank_zero();
 
+  // Of those that nobody has written to, as far as this rank knows. Where it knows more than the others, hashes differ, and what
+  // ranks then say in words leaves out what was written.
+  uint64_t hash_unwritten() const;
+  // where: whose buffers they are, where other ranks of the model have others; "" where none have.
+  void describe_unwritten(const std::string& where, const TellValues& tell) const;
+
  private:
   struct Buffer {
+    std::string name;
     at::Tensor tensor;
     // When it was sent last.
     int64_t version = 0;
@@ -52,6 +65,8 @@ class BufferSync {
   };
 
   static bool is_always_sent(const at::Tensor& tensor);
+  static bool has_trace_of_write(const Buffer& buffer);
+  static bool is_compared(const Buffer& buffer);
   bool is_written(const Buffer& buffer) const;
   static void note_sent(Buffer& buffer);
   void broadcast_alike(const std::vector<Buffer*>& alike) const;

@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 
+#include "optim/bit_hashes.h"
 #include "zero/pages/value_hash.h"
 
 namespace zeropage::zero {
@@ -23,24 +24,6 @@ void add(UserWrites::Hashes& hashes, const NamedParameter& parameter, uint64_t p
   }
   hashes.all = chained(hashes.all, part);
   if (!parameter.slice) hashes.whole = chained(hashes.whole, part);
-}
-
-// This rank's shard of a parameter in a sharded page, which the ranks of a tensor-parallel group have alike; undefined
-// where it is none, or not on the host.
-at::Tensor shard_alike(const ParameterPages& pages, const PageMemory& memory, size_t parameter) {
-  const PlacedParameter& placed = pages.parameters()[parameter];
-  if (pages.tensor_world() == nullptr || placed.parameter.slice) return {};
-  if (!pages.is_sharded(placed.page) || pages.offloads_parameters(placed.page)) return {};
-  const Range owned = pages.owned(placed.page);
-  const Range range = intersection(owned, placed.range);
-  const at::Tensor& shard = memory.owned(placed.page);
-  if (range.empty() || !shard.defined() || !shard.is_cpu()) return {};
-  return shard.narrow(0, range.begin - owned.begin, range.numel());
-}
-
-std::string quoted(const NamedParameter& parameter) {
-  const std::string name = "parameter \"" + parameter.name() + "\"";
-  return parameter.slice ? c10::str("slice ", parameter.slice->ranks.rank(), " of ", name) : name;
 }
 
 }  // namespace
@@ -71,9 +54,14 @@ bool UserWrites::is_compared(size_t parameter) const {
   return !pages_->is_sharded(placed.page) && !placed.range.empty();
 }
 
-at::Tensor UserWrites::values(size_t parameter) const {
+// A shard of a sharded page, which the ranks of a tensor-parallel group have alike. Undefined where it is none, or not on the
+// host.
+at::Tensor UserWrites::sampled_shard(size_t parameter) const {
   const PlacedParameter& placed = pages_->parameters()[parameter];
-  return memory_->whole(placed.page).narrow(0, placed.range.begin, placed.range.numel());
+  if (pages_->tensor_world() == nullptr || placed.parameter.slice) return {};
+  if (!pages_->is_sharded(placed.page) || pages_->offloads_parameters(placed.page)) return {};
+  const at::Tensor shard = values_here(*pages_, *memory_, parameter);
+  return shard.defined() && shard.is_cpu() ? shard : at::Tensor();
 }
 
 void UserWrites::note_written_back(size_t page, const at::Tensor& whole) {
@@ -82,7 +70,7 @@ void UserWrites::note_written_back(size_t page, const at::Tensor& whole) {
   for (const Slot& slot : slots) {
     flat.push_back(whole.narrow(0, slot.range.begin, slot.range.numel()));
   }
-  const std::vector<uint64_t> hashes = hashes_of_values(flat);
+  const std::vector<uint64_t> hashes = optim::bit_hashes(flat);
   for (size_t i = 0; i < slots.size(); ++i) {
     uint64_t& hash = written_back_[pages_->storages()[slots[i].storage].parameters.front()];
     hash = chained(hash, hashes[i]);
@@ -90,7 +78,7 @@ void UserWrites::note_written_back(size_t page, const at::Tensor& whole) {
 }
 
 uint64_t UserWrites::sample(size_t parameter, uint64_t round) const {
-  const at::Tensor flat = values(parameter);
+  const at::Tensor flat = values_here(*pages_, *memory_, parameter);
   return sampled_hash(flat.const_data_ptr(), flat.nbytes(), round);
 }
 
@@ -108,12 +96,12 @@ UserWrites::Hashes UserWrites::look(std::optional<uint64_t> sample_round) {
     const NamedParameter& parameter = pages_->parameters()[index].parameter;
     if (seen_raises_[index] != agreed_raises_[index]) {
       written.push_back(index);
-      flat.push_back(values(index));
+      flat.push_back(values_here(*pages_, *memory_, index));
     }
     const bool is_on_host = memory_->whole(pages_->parameters()[index].page).is_cpu();
     if (sample_round && is_on_host) add(hashes, parameter, sample(index, *sample_round));
   }
-  const std::vector<uint64_t> of_written = hashes_of_values(flat);
+  const std::vector<uint64_t> of_written = optim::bit_hashes(flat);
   for (size_t i = 0; i < written.size(); ++i) {
     const NamedParameter& parameter = pages_->parameters()[written[i]].parameter;
     add(hashes, parameter, written[i]);
@@ -121,7 +109,7 @@ UserWrites::Hashes UserWrites::look(std::optional<uint64_t> sample_round) {
   }
   // Ranks of `data` have other shards, so these are compared along `tensor` alone.
   for (size_t index = 0; sample_round && index < seen_raises_.size(); ++index) {
-    const at::Tensor shard = shard_alike(*pages_, *memory_, index);
+    const at::Tensor shard = sampled_shard(index);
     if (!shard.defined()) continue;
     hashes.whole =
         chained(hashes.whole, sampled_hash(shard.const_data_ptr(), shard.nbytes(), *sample_round));
@@ -147,20 +135,7 @@ void UserWrites::forget() {
   seen_back_.clear();
 }
 
-void UserWrites::describe(
-    const std::function<void(const std::string& what, const std::string& has)>& tell) const {
-  for (size_t index = 0; index < agreed_raises_.size(); ++index) {
-    if (!is_compared(index)) continue;
-    tell("values of " + quoted(pages_->parameters()[index].parameter),
-         words_of_values(values(index)));
-  }
-  for (size_t index = 0; index < agreed_raises_.size(); ++index) {
-    const at::Tensor shard = shard_alike(*pages_, *memory_, index);
-    if (!shard.defined()) continue;
-    tell(c10::str("values of shard ", pages_->world().rank(), " of ",
-                  quoted(pages_->parameters()[index].parameter)),
-         words_of_values(shard));
-  }
+void UserWrites::describe(const TellValues& tell) const {
   // Ranks that wrote nothing say so: they have the parameter too.
   for (const auto& storage : pages_->storages()) {
     const PlacedParameter& placed = pages_->parameters()[storage.parameters.front()];

@@ -24,6 +24,7 @@
 
 #include "zero/pages/page_memory.h"
 #include "zero/pages/parameter_pages.h"
+#include "zero/pages/replicated_values.h"
 
 namespace zeropage::zero {
 
@@ -49,15 +50,14 @@ class UserWrites {
   // What look() has seen is the same on all ranks.
   void forget();
 
-  // All there is: calls tell with a name of what is compared, and what this rank has.
-  void describe(
-      const std::function<void(const std::string& what, const std::string& has)>& tell) const;
+  // What was written to sharded pages. What others have is values (zero/pages/replicated_values.h).
+  void describe(const TellValues& tell) const;
 
  private:
   int64_t raises(size_t parameter) const;
   void see_all();
   bool is_compared(size_t parameter) const;
-  at::Tensor values(size_t parameter) const;
+  at::Tensor sampled_shard(size_t parameter) const;
   uint64_t sample(size_t parameter, uint64_t round) const;
 
   const std::shared_ptr<const ParameterPages> pages_;

@@ -189,7 +189,7 @@ ShardedModel shard(std::vector<NamedParameter> parameters, const comm::World& wo
   // A module that was on the device leaves the memory of its storages with LibTorch's allocator, in pieces that what
   // comes next does not fit into.
   if (held_bytes > 0) memory::release_cached_memory(world.device());
-  auto agreement = std::make_shared<RankAgreement>(parts.pages, parts.writes);
+  auto agreement = std::make_shared<RankAgreement>(parts);
   auto reducer = std::make_shared<GradientReducer>(
       parts, make_gradient_buckets(options, parts.pages), agreement, unfrozen);
   auto gradients = std::make_shared<StepGradients>(reducer, parts.in_place);

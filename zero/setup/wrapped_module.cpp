@@ -25,6 +25,14 @@ void check_recompute(const comm::World& world) {
       "(zeropage/recompute.h), or set RecomputeOptions::agree");
 }
 
+std::vector<std::pair<std::string, at::Tensor>> buffers_by_name(const torch::nn::Module& module) {
+  std::vector<std::pair<std::string, at::Tensor>> buffers;
+  for (const auto& buffer : module.named_buffers()) {
+    buffers.emplace_back(buffer.key(), buffer.value());
+  }
+  return buffers;
+}
+
 }  // namespace
 
 WrappedModule::WrappedModule(std::shared_ptr<torch::nn::Module> module, RanksOfModel ranks,
@@ -33,7 +41,7 @@ WrappedModule::WrappedModule(std::shared_ptr<torch::nn::Module> module, RanksOfM
       ranks_(std::move(ranks)),
       options_(options),
       sharded_(shard_module_parameters(*module_, ranks_.data, ranks_.tensor, options, tape)),
-      buffers_(std::make_shared<BufferSync>(ranks_.data, module_->buffers())),
+      buffers_(std::make_shared<BufferSync>(ranks_.data, buffers_by_name(*module_))),
       forwards_(parallel::context::split_attention_of(*module_), ranks_.data) {
   buffers_->broadcast_all_from_rank_zero();
   for (const PlacedParameter& placed : sharded_.pages->parameters()) {
@@ -47,6 +55,22 @@ WrappedModule::WrappedModule(std::shared_ptr<torch::nn::Module> module, RanksOfM
     labels_ = std::make_unique<operators::OperatorLabels>(parameters);
   }
   send_buffers_beside_gradients();
+  compare_buffers();
+}
+
+// They are rank 0's over the data axis alone: ranks of other slices and stages may have others.
+void WrappedModule::compare_buffers() {
+  if (world().size() == 1 || buffers_->count() == 0) return;
+  const ParameterPages& pages = *sharded_.pages;
+  const comm::World* const slices = pages.tensor_world();
+  const comm::World* const stages = pipeline_world_of(pages);
+  std::string where;
+  if (slices != nullptr) where += c10::str(" of slice ", slices->rank());
+  if (stages != nullptr) where += c10::str(" of stage ", stages->rank());
+  sharded_.agreement->compare_beside(
+      {.hash = [buffers = buffers_] { return buffers->hash_unwritten(); },
+       .describe = [buffers = buffers_,
+                    where](const TellValues& tell) { buffers->describe_unwritten(where, tell); }});
 }
 
 // The reducer may outlive the module, with an optimizer.

@@ -49,6 +49,7 @@ class WrappedModule {
 
  private:
   void send_buffers_beside_gradients();
+  void compare_buffers();
   void check_module() const;
   void tell_of_foreign_optimizer();
 

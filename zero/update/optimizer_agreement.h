@@ -24,6 +24,8 @@ class OptimizerAgreement {
 
   // Before a step. Throws on all ranks alike where they would make it with other options, or on other values.
   void begin_step();
+  // Those that a loaded state has made. On all ranks alike.
+  void set_steps(int64_t steps) { steps_ = steps; }
 
  private:
   AgreementHashes own_hashes();

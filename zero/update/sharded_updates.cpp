@@ -130,6 +130,7 @@ void ShardedUpdates::resolve_verdict() {
 void ShardedUpdates::set_steps(int64_t steps) {
   resolve_verdict();
   made_ = steps;
+  agreement_.set_steps(steps);
   updates_->set_updates(steps);
   if (steps > 0) witness_.enter();
 }

@@ -262,7 +262,8 @@ TEST_P(RankAgreementTest, ASaveHearsOfAWriteOnOneRankOfAnyStage) {
       if (GetParam() == 3) {
         EXPECT_EQ(message_of(error), "");
       } else {
-        EXPECT_THAT(message_of(error), HasSubstr("ranks must have this alike. values of"));
+        EXPECT_THAT(message_of(error),
+                    HasSubstr("ranks must have this alike after 0 steps. values of"));
       }
     }
   }

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "zero/pages/value_hash.h"
+#include "optim/bit_hashes.h"
 
 namespace zeropage::zero {
 namespace {
@@ -24,7 +24,7 @@ std::vector<std::string> lines_of_text(const std::string& text) {
 }  // namespace
 
 void ReplayedValues::note(size_t storage, const at::Tensor& values) {
-  hashes_[storage] = hashes_of_values({values}).front();
+  hashes_[storage] = optim::bit_hashes({values}).front();
 }
 
 std::set<size_t> ReplayedValues::find_differing() const {

@@ -63,13 +63,13 @@ void remove_text(c10d::Store& store, const std::string& key, size_t bytes) {
 }
 
 // Each text, behind its length.
-std::string joined(const std::vector<std::string>& texts) {
+std::string as_one_text(const std::vector<std::string>& texts) {
   std::string all;
   for (const std::string& text : texts) all += c10::str(text.size(), "\n") + text;
   return all;
 }
 
-std::vector<std::string> divided(std::string_view all) {
+std::vector<std::string> texts_in(std::string_view all) {
   std::vector<std::string> texts;
   while (!all.empty()) {
     size_t bytes = 0;
@@ -133,7 +133,7 @@ class TextRounds::Waiting {
 
 std::vector<std::string> TextRounds::gather(const std::string& topic, const std::string& text) {
   const std::string round = c10::str("round/", next_round(), "/");
-  return divided(answer_of(round, topic, text, joined));
+  return texts_in(answer_of(round, topic, text, as_one_text));
 }
 
 std::string TextRounds::settle(const std::string& topic, const std::string& text,

@@ -72,7 +72,7 @@ std::string joined(const std::vector<std::string>& texts) {
   return all;
 }
 
-std::vector<std::string> divided(std::string_view all) {
+std::vector<std::string> texts_in(std::string_view all) {
   std::vector<std::string> texts;
   while (!all.empty()) {
     size_t bytes = 0;
@@ -136,7 +136,7 @@ class TextRounds::Waiting {
 
 std::vector<std::string> TextRounds::gather(const std::string& topic, const std::string& text) {
   const std::string round = c10::str("round/", next_round(), "/");
-  return divided(answer_of(round, topic, text, joined));
+  return texts_in(answer_of(round, topic, text, joined));
 }
 
 std::string TextRounds::settle(const std::string& topic, const std::string& text,

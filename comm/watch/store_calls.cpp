@@ -89,8 +89,8 @@ std::optional<std::vector<std::string>> read_keys(const c10::intrusive_ptr<c10d:
     while (!store->check(keys)) {
       if (std::chrono::steady_clock::now() >= give_up_at) throw std::runtime_error(keys.front());
       std::this_thread::sleep_for(pause);
-      pause = std::min(2 * pause, LookPauses::kLongest);
-      if (pause == LookPauses::kLongest && !is_served(store)) throw StoreGone(keys.front());
+      pause = std::min(2 * pause, pauses.longest);
+      if (pause == pauses.longest && !is_served(store)) throw StoreGone(keys.front());
     }
     if (keys.size() == 1) {
       const std::vector<uint8_t> bytes = store->get(keys.front());

@@ -23,8 +23,8 @@ std::optional<std::string> ask_within(std::chrono::milliseconds limit,
 
 // Between two looks for keys that are not there yet: from the first on twice as long each time, up to the longest.
 struct LookPauses {
-  static constexpr std::chrono::microseconds kLongest{102'400};
   std::chrono::microseconds first{100};
+  std::chrono::microseconds longest{102'400};
 };
 
 // The text under `key` once it is there; nothing if it does not come within `limit`.

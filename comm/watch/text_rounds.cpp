@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/block_checksum.h"
+#include "base/exact.h"
 #include "comm/watch/store_calls.h"
 #include "zeropage/check.h"
 
@@ -29,6 +30,8 @@ constexpr auto kBetweenProbes = milliseconds(200);
 constexpr auto kNoWait = milliseconds(1);
 // How long the store may take to say which texts are there.
 constexpr auto kQuickAnswer = milliseconds(1000);
+// So many ranks look ten times a second for what is late; more look less often.
+constexpr int kRanksThatLookOften = 128;
 // Between looks whether all ranks have read.
 constexpr auto kFirstReadPause = std::chrono::microseconds(100);
 constexpr auto kLongReadPause = std::chrono::microseconds(100'000);
@@ -235,9 +238,12 @@ std::vector<int> TextRounds::collect(const std::string& round, Waiting& waiting,
 // What lies under the keys, once it is there; nothing if the waiting is over before.
 std::optional<std::vector<std::string>> TextRounds::read_heads(const std::vector<std::string>& keys,
                                                                Waiting& waiting) {
+  // The store serves all ranks from one thread.
   LookPauses pauses;
+  pauses.longest *= base::div_ceil(options_.size, kRanksThatLookOften);
+  auto patience = kBetweenProbes;
   for (;;) {
-    auto heads = read_keys(options_.store, keys, waiting.is_over() ? kNoWait : kBetweenProbes,
+    auto heads = read_keys(options_.store, keys, waiting.is_over() ? kNoWait : patience,
                            &store_is_gone_, pauses);
     if (heads || waiting.is_over()) return heads;
     if (keys.size() > 1) {
@@ -245,8 +251,9 @@ std::optional<std::vector<std::string>> TextRounds::read_heads(const std::vector
       if (!absent.empty()) waiting.await(absent.front());
     }
     waiting.look();
-    // Who is late by that much may be so for long: the store has other ranks to serve.
-    pauses.first = LookPauses::kLongest;
+    // Who is late by that much may be so for long.
+    pauses.first = pauses.longest;
+    patience = std::max(patience, std::chrono::ceil<milliseconds>(pauses.longest));
   }
 }
 

@@ -1,7 +1,7 @@
 // Texts that ranks give each other through the store, round by round.
 //
 // Rank 0 reads the texts of all and writes one answer, which the others read. So a round costs each rank a few requests to the store,
-// however many ranks there are; rank 0 asks for all texts at once. While somebody is late a rank looks ten times a second, and rank 0 asks
+// however many ranks there are; rank 0 asks for all texts at once. While somebody is late a rank looks up to ten times a second, and rank 0 asks
 // 2 log2(N) questions to find out who. Any length: a long text goes in pieces, as a store takes a few megabytes at a time. What a round
 // wrote is gone from the store once all have read it: each rank removes its own, and the last reader the answer.
 //

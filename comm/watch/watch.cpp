@@ -17,16 +17,15 @@ using std::chrono::milliseconds;
 
 // Between a busy rank's looks whether somebody asks.
 constexpr auto kSlowestAnswer = milliseconds(5000);
-// So many waiting ranks read each other's standings twice a second; more read them less often, as the store
+// So many waiting ranks read each other's standings at that pace; more read them less often, as the store
 // serves the square of their number.
-constexpr double kQuickRanks = 256;
+constexpr double kQuickRanks = 64;
 constexpr auto kSlowestLook = milliseconds(10'000);
 
-// After the first few looks there is little hope of news.
-milliseconds later_pace(milliseconds patience, int size) {
+milliseconds pace_of_crowd(milliseconds pace, int size) {
   const double crowd = std::max(1.0, std::pow(size / kQuickRanks, 2));
-  const auto pace = static_cast<int64_t>(static_cast<double>(patience.count()) * crowd);
-  return std::min(milliseconds(pace), kSlowestLook);
+  const auto slower = static_cast<int64_t>(static_cast<double>(pace.count()) * crowd);
+  return std::max(pace, std::min(milliseconds(slower), kSlowestLook));
 }
 
 }  // namespace
@@ -99,7 +98,9 @@ std::optional<FailureReason> Watch::failure_of(int rank) const {
 void Watch::work() {
   const auto patience = limits_.patience();
   const auto pace = patience / 4;
-  const auto slow_pace = later_pace(patience, peers_.size());
+  const auto first_pace = pace_of_crowd(pace, peers_.size());
+  // After the first few looks there is little hope of news.
+  const auto later_pace = pace_of_crowd(patience, peers_.size());
   const auto answer_pace = std::clamp(limits_.deadline / 12, pace, kSlowestAnswer);
   Clock::time_point next_look{};
   Clock::time_point next_answer = Clock::now() + answer_pace;
@@ -111,7 +112,7 @@ void Watch::work() {
     const auto since = activity_.waiting_since();
     if (since && *since + patience <= now) {
       if (now < next_look) continue;
-      next_look = now < *since + 4 * patience ? now : now + slow_pace;
+      next_look = now < *since + 4 * patience ? now + first_pace - pace : now + later_pace;
       look();
       next_answer = Clock::now() + answer_pace;
     } else if (now >= next_answer) {

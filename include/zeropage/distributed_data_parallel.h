@@ -60,7 +60,8 @@ class NoSync {
 //
 // The constructor runs on every rank and makes no parameter; wrapping then computes one parameter after the other,
 // keeps this rank's shard of it, and frees the rest. So a module larger than a rank's
-// memory can be built; its values, and the random numbers drawn afterwards, are the plain
+// memory can be built, and its parameters are not sent: ranks compare a hash of what they computed. Where that differs, as with
+// another seed on a rank, rank 0 says so on stderr and sends its own. The values, and the random numbers drawn afterwards, are the plain
 // constructor's bits (operators/construction_tape, which says what a constructor may not do: read
 // values, keep tensors that are neither parameter nor buffer). Works at every stage.
 //

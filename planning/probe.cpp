@@ -49,7 +49,7 @@ double median_of(std::vector<double> values) {
   return (*middle + *std::max_element(values.begin(), middle)) / 2;
 }
 
-// Of one repetition, when what it enqueued has ended.
+// How long one repetition takes, to the end of what it enqueued.
 double seconds_of_repetition(const at::Device& device, const char* what, const WithinProbe& within,
                              const std::function<void()>& run) {
   const auto begin = Clock::now();

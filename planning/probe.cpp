@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdio>
 #include <iterator>
+#include <limits>
 #include <sstream>
 #include <utility>
 
@@ -48,7 +49,7 @@ double median_of(std::vector<double> values) {
   return (*middle + *std::max_element(values.begin(), middle)) / 2;
 }
 
-// Of one repetition, when what it enqueued has ended.
+// How long one repetition takes, to the end of what it enqueued.
 double seconds_of_repetition(const at::Device& device, const char* what, const WithinProbe& within,
                              const std::function<void()>& run) {
   const auto begin = Clock::now();
@@ -58,17 +59,18 @@ double seconds_of_repetition(const at::Device& device, const char* what, const W
   return probed_seconds_since(begin);
 }
 
-// The median repetition's, so that one that was interrupted does not count.
-double median_seconds(const at::Device& device, const char* what, double seconds,
-                      const WithinProbe& within, const std::function<void()>& run) {
+// The fastest repetition's, so that what interrupts a rank for a moment does not count.
+double fastest_seconds(const at::Device& device, const char* what, double seconds,
+                       const WithinProbe& within, const std::function<void()>& run) {
   run();  // caches, and the library's choice of a kernel
   device::Stream::current(device).record().synchronize();
-  std::vector<double> of_each;
+  double fastest = std::numeric_limits<double>::infinity();
+  int repetitions = 0;
   for (const auto begin = Clock::now();
-       probed_seconds_since(begin) < seconds || of_each.size() < kLeastRepetitions;) {
-    of_each.push_back(seconds_of_repetition(device, what, within, run));
+       probed_seconds_since(begin) < seconds || repetitions < kLeastRepetitions; ++repetitions) {
+    fastest = std::min(fastest, seconds_of_repetition(device, what, within, run));
   }
-  return median_of(std::move(of_each));
+  return fastest;
 }
 
 OwnFigure product_on_device(const at::Device& device, double seconds, const WithinProbe& within) {
@@ -78,7 +80,7 @@ OwnFigure product_on_device(const at::Device& device, double seconds, const With
   const at::Tensor right = at::full_like(left, 0.25);
   at::Tensor out = at::empty_like(left);
   const double each =
-      median_seconds(device, kProduct, seconds, within, [&] { at::mm_out(out, left, right); });
+      fastest_seconds(device, kProduct, seconds, within, [&] { at::mm_out(out, left, right); });
   const auto n = static_cast<double>(size);
   return {kProduct, kFlops, 2 * n * n * n / each};
 }
@@ -87,7 +89,7 @@ OwnFigure copy_on_device(const at::Device& device, double seconds, const WithinP
   const int64_t bytes = device.is_cpu() ? 64_MiB : 256_MiB;
   const at::Tensor from = at::zeros({bytes}, at::TensorOptions(at::kByte).device(device));
   at::Tensor to = at::zeros_like(from);
-  const double each = median_seconds(device, kCopy, seconds, within, [&] { to.copy_(from); });
+  const double each = fastest_seconds(device, kCopy, seconds, within, [&] { to.copy_(from); });
   return {kCopy, kBytesPerSecond, 2 * static_cast<double>(bytes) / each};
 }
 
@@ -126,12 +128,11 @@ OwnFigure link_in_ring(const comm::World& world, const WithinProbe& within) {
       const bool is_first = world.rank() == first;
       const int other = is_first ? second : first;
       there_and_back(world, other, is_first, tensor);  // makes the connection
-      std::vector<double> of_each;
       for (int i = 0; i < kRepetitions; ++i) {
-        of_each.push_back(seconds_of_repetition(
-            device, kLink, within, [&] { there_and_back(world, other, is_first, tensor); }));
+        const double each = seconds_of_repetition(
+            device, kLink, within, [&] { there_and_back(world, other, is_first, tensor); });
+        best = std::max(best, 2 * static_cast<double>(bytes) / each);
       }
-      best = std::max(best, 2 * static_cast<double>(bytes) / median_of(std::move(of_each)));
     }
   }
   return {kLink, kBytesPerSecond, best};

@@ -17,7 +17,7 @@ using ToldLine = RankAgreement::Line;
 
 constexpr std::array kAxes = {AlongAxis::kData,     AlongAxis::kExperts,  AlongAxis::kTensor,
                               AlongAxis::kPipeline, AlongAxis::kReplicas, AlongAxis::kTied};
-// Of these all ranks hear what any of the others changed.
+// Along these axes ranks tell each other what they changed between backward and step().
 constexpr std::array kAxesOfChanges = {AlongAxis::kData, AlongAxis::kExperts, AlongAxis::kTensor,
                                        AlongAxis::kPipeline};
 constexpr char kBeforeHas = '\x1f';

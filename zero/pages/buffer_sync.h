@@ -47,8 +47,8 @@ class BufferSync {
   // The same of those that some rank has written to, which the ranks tell each other first, unless there are none at all.
   void broadcast_written_from_rank_zero();
 
-  // Of those that nobody has written to, as far as this rank knows. Where it knows more than the others, hashes differ, and what
-  // ranks then say in words leaves out what was written.
+  // A hash of the buffers that nobody has written to, as far as this rank knows. Where it knows more than the others, hashes
+  // differ, and what ranks then say in words leaves out what was written.
   uint64_t hash_unwritten() const;
   // where: whose buffers they are, where other ranks of the model have others; "" where none have.
   void describe_unwritten(const std::string& where, const TellValues& tell) const;

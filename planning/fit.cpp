@@ -31,7 +31,7 @@ bool can_leave(const Options& options) {
          options.low_precision_update == LowPrecisionUpdate::kMasterWeights;
 }
 
-void check(const Options& options, const FitOptions& fit_options) {
+void check(const comm::World& world, const Options& options, const FitOptions& fit_options) {
   const std::vector<Tier>& tiers = fit_options.tiers;
   const std::string& directory = fit_options.nvme_directory;
   const int64_t nvme_bytes = fit_options.nvme_bytes;
@@ -65,6 +65,11 @@ void check(const Options& options, const FitOptions& fit_options) {
            "FitOptions::tiers: only an optimizer with a fused update of fp32 values can leave the "
            "device; set options.update_by to UpdateBy::kAuto and low_precision_update to "
            "LowPrecisionUpdate::kMasterWeights, or leave tiers out");
+  const int context = fit_options.context, expert = fit_options.expert;
+  ZP_CHECK(context >= 1 && expert >= 1 && world.size() % (int64_t{context} * expert) == 0,
+           "FitOptions::context, expert: expected numbers of ranks whose product divides the ",
+           world.size(), " of the world, got ", context, " and ", expert,
+           "; give the sizes of these axes of the mesh");
   validate(options_of(options, {.stage = Stage::kParameters}));
 }
 
@@ -156,6 +161,9 @@ WorldDescription description_of(const comm::World& world, const Options& options
       fit_options.besides_bytes + (device_is_host ? on_device + transport_bytes(world) : 0);
   return {.ranks = world.size(),
           .ranks_per_host = world.local_size(),
+          .context = fit_options.context,
+          .context_form = fit_options.context_form,
+          .expert = fit_options.expert,
           .device_memory_bytes =
               left_of(options.device_memory_bytes, ledger.now(world.device().type()).total() +
                                                        (device_is_host ? besides : on_device)),
@@ -327,7 +335,7 @@ namespace detail {
 
 Fitted fit(const MakePlannedModel& make, Blocks blocks, const comm::World& world,
            const Options& options, const FitOptions& fit_options) {
-  check(options, fit_options);
+  check(world, options, fit_options);
   world.check_agreement("the options of fit()", zeropage::describe(options));
   std::string error;
   std::string choice;

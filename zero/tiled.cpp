@@ -55,7 +55,10 @@ at::Tensor tiled(const torch::nn::Module& module, const at::Tensor& x,
     // The backward of one split joins the tiles' gradients once. That of a slice would make one of x's size for each tile.
     for (const at::Tensor& tile :
          at::split_with_sizes(x, sizes_of_tiles(x, options.tokens), kTokens)) {
-      results.push_back(checkpointing::checkpoint({.name = options.name}, checked, tile));
+      // Where neither x nor a parameter asks for a gradient, no backward comes that would repeat a region.
+      results.push_back(x.requires_grad()
+                            ? checkpointing::checkpoint({.name = options.name}, checked, tile)
+                            : checked(tile));
     }
     return at::cat(results, kTokens);
   };

@@ -49,6 +49,9 @@ zeropage::FitOptions fit_options_of(const Flags& flags) {
   zeropage::FitOptions options{.micro_steps = flags.accumulator.micro_steps,
                                .reduce = flags.accumulator.reduce,
                                .gradient_budget_bytes = flags.accumulator.gradient_budget_bytes,
+                               .context = flags.context,
+                               .expert = flags.experts.parallel,
+                               .context_form = context_form_of(flags),
                                .nvme_directory = flags.fit.nvme_directory,
                                .nvme_bytes = flags.fit.nvme_bytes,
                                .may_step_in_backward = may_step_in_backward(flags)};
@@ -65,9 +68,18 @@ zeropage::FitOptions fit_options_of(const Flags& flags) {
   return options;
 }
 
+// A rank's tokens of each sample.
+Batch own_batch_without_values(const Flags& flags) {
+  const Batch whole = batch_without_values(flags);
+  const auto own = [length = flags.model.sequence / flags.context](const torch::Tensor& tokens) {
+    return tokens.narrow(1, 0, length).contiguous();
+  };
+  return {own(whole.inputs), own(whole.targets)};
+}
+
 zeropage::ModelToPlan<Gpt> model_to_plan(const Flags& flags) {
   return {.construct = [&flags] { return construct_gpt(flags); },
-          .loss = [batch = batch_without_values(flags)](
+          .loss = [batch = own_batch_without_values(flags)](
                       Model& model) { return training_loss_of(model, batch); },
           .checkpoint_blocks =
               [](Gpt& gpt, zeropage::checkpointing::EveryBlocks every) {

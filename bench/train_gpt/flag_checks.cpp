@@ -167,8 +167,6 @@ void check_context(const CLI::App& app, const Flags& flags) {
       !given("--sample"),
       who +
           "a text that is written grows by a token, which no ranks can split; leave --sample out");
-  require(!flags.has_limits(),
-          who + "is in no plan of what fits; leave --device-memory and --host-memory out");
 }
 
 // Whether experts are given, divide, and go with the rest.
@@ -234,8 +232,10 @@ void check_experts(const CLI::App& app, const Flags& flags) {
           spread +
               "ranks would each choose what to repeat; use --checkpoint-activations selective, "
               "blocks or every:K");
-  require(!flags.has_limits(),
-          spread + "is in no plan of what fits; leave --device-memory and --host-memory out");
+  require(!flags.has_limits() || experts.travel == "tokens",
+          spread +
+              "a plan of what fits has tokens that travel; leave --expert-travel auto out, or "
+              "--device-memory and --host-memory");
 }
 
 // What there is not yet for stages is refused.

@@ -25,7 +25,6 @@
 
 #include "zeropage/plan.h"
 #include "zeropage/recompute.h"
-#include "zeropage/world.h"
 
 namespace zeropage {
 
@@ -34,6 +33,10 @@ struct FitOptions {
   int64_t micro_steps = 1;
   ReduceMicroSteps reduce = ReduceMicroSteps::kAuto;
   int64_t gradient_budget_bytes = 0;
+  // How many ranks the axes of these names have in the mesh over which the script wraps its model (WorldDescription); 1: there is no
+  // such axis. With "context" the sample has a rank's tokens alone.
+  int context = 1, expert = 1;
+  parallel::ContextForm context_form = {};
   // The stages and policies to choose from. A list of one decides.
   std::vector<int> stages = {0, 1, 2, 3};
   std::vector<CheckpointPolicy> policies = {CheckpointPolicy::kNone, CheckpointPolicy::kSelective,

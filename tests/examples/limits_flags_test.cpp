@@ -33,6 +33,24 @@ TEST_F(LimitsFlagsTest, ChooseASettingThatKeepsBelowThemWithTheSameBits) {
             "blocks");
 }
 
+TEST_F(LimitsFlagsTest, AreKeptWhereRanksShareSamplesOrExperts) {
+  const std::string model = "--d-model 64 --sequence 256 --batch 8 --layers 4 --ranks 2 ";
+  for (const std::string shared :
+       {"--context 2 ", "--context 2 --context-form ulysses ",
+        "--experts 4 --active 4 --expert-hidden 128 --expert-parallel 2 "}) {
+    SCOPED_TRACE(shared);
+    const auto plain = run(model + shared + "--stage 0");
+    const int64_t limit = plain["memory"][0]["peak_bytes"].get<int64_t>() * 3 / 4;
+    const auto fitted = run(model + shared + "--device-memory " + std::to_string(limit) + "B");
+    EXPECT_LE(fitted["memory"][0]["peak_bytes"], limit) << fitted["fits"];
+    EXPECT_NE(fitted["fits"], "");
+    EXPECT_EQ(fitted["weights_sha256"], plain["weights_sha256"]) << fitted["fits"];
+  }
+  expect_refused(train_gpt("--ranks 2 --experts 4 --expert-parallel 2 --expert-travel auto "
+                           "--device-memory 8GiB"),
+                 "a plan of what fits has tokens that travel");
+}
+
 TEST_F(LimitsFlagsTest, AreRefusedBeforeTheFirstStepWhereNothingFits) {
   const Outcome outcome = train_gpt(tiny(kModel + "--device-memory 64KiB"));
   EXPECT_EQ(outcome.exit_code, 1) << outcome.output;

@@ -10,6 +10,9 @@
 #include "tests/harness/square_layers.h"
 #include "zero/plan/byte_plan.h"
 #include "zeropage/bytes.h"
+#include "zeropage/context_parallel.h"
+#include "zeropage/expert_parallel.h"
+#include "zeropage/experts.h"
 #include "zeropage/zeropage.h"
 
 namespace zeropage::fit_test {
@@ -233,6 +236,71 @@ TEST(FitTest, FindsTheBlocksOfAListByItselfAndSaysWhatTheScriptDoes) {
   });
 }
 
+parallel::ExpertsOptions options_of_experts() {
+  parallel::ExpertsOptions options(64, 256, /*experts=*/4, /*active=*/4);
+  options.activation = parallel::ExpertActivation::kGelu;
+  return options;
+}
+
+// Attention, and a mixture of experts that takes all of them for each token, so that tokens are spread as a plan has it.
+struct SparseImpl : torch::nn::Module {
+  torch::Tensor forward(const torch::Tensor& x) {
+    const auto parts = qkv(x).view({x.size(0), x.size(1), 3, 4, 16}).transpose(1, 3).unbind(2);
+    const torch::Tensor mixed = torch::scaled_dot_product_attention(
+        parts[0], parts[1], parts[2], {}, /*dropout_p=*/0, /*is_causal=*/true);
+    return experts(x + mixed.transpose(1, 2).flatten(2));
+  }
+  torch::nn::Linear qkv = register_module("qkv", torch::nn::Linear(64, 192));
+  parallel::Experts experts = register_module("experts", parallel::Experts(options_of_experts()));
+};
+TORCH_MODULE(Sparse);
+
+// On a mesh of one of those axes alone, plainly at stage 0.
+class FitOnAMeshTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  static FitOptions plainly() { return {.stages = {0}, .policies = {CheckpointPolicy::kNone}}; }
+  static FitOptions on(const std::string& axis, int ranks) {
+    FitOptions options = plainly();
+    (axis == "context" ? options.context : options.expert) = ranks;
+    return options;
+  }
+  // The most that a rank holds in training.
+  static int64_t peak(comm::World& world, const torch::Tensor& x, const Options& options) {
+    const std::string axis = GetParam();
+    const comm::Mesh mesh(world, {{"data", 1}, {axis, world.size()}});
+    Sparse sparse;
+    if (axis == "context") parallel::context_parallel(sparse, mesh["context"]);
+    if (axis == "expert") expert_parallel(*sparse, mesh);
+    DistributedDataParallel<Sparse> model(sparse, mesh, options);
+    Optimizer<torch::optim::AdamW> optimizer(model);
+    Ledger::current()->reset_peak();
+    for (int step = 0; step < 2; ++step) {
+      model(x).square().mean().backward();
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    return static_cast<int64_t>(
+        world.max(static_cast<double>(Ledger::current()->at_peak().total())));
+  }
+};
+
+TEST_P(FitOnAMeshTest, CountsWhatARankHoldsThatSharesRowsOrExperts) {
+  run_ranks(2, [](comm::World& world) {
+    const auto construct = [] { return Sparse(); };
+    const torch::Tensor x = torch::ones({2, 1024, 64});  // this rank's tokens
+    Options plain;
+    plain.stage = stage_of(0);
+    const int64_t held = peak(world, x, plain);
+    const FitOptions on_mesh = on(GetParam(), 2);
+    const Fitted fitted = fit(construct, x, world, limited(held * 107 / 100), on_mesh);
+    EXPECT_LE(peak(world, x, fitted.options), held * 107 / 100) << fitted.description;
+    EXPECT_THAT(error_of([&] { fit(construct, x, world, limited(held * 96 / 100), on_mesh); }),
+                HasSubstr("no setting keeps below the limits"));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Axes, FitOnAMeshTest, ::testing::Values("context", "expert"));
+
 TEST(FitTest, SaysWhichMicroBatchFitsWhereNothingElseDoes) {
   run_ranks(1, [](comm::World& world) {
     const torch::Tensor x = torch::ones({512, 32});
@@ -314,6 +382,9 @@ TEST(FitTest, RefusesLimitsAndChoicesThatContradictEachOther) {
     Options moves = limited(1_GiB);
     moves.offload.parameters = Tier::kHost;
     EXPECT_THAT(refused(moves), HasSubstr("options.offload.parameters is host; leave it out"));
+    EXPECT_THAT(refused(limited(1_GiB), {.context = 2}),
+                HasSubstr("divides the 1 of the world, got 2 and 1"));
+    EXPECT_THAT(refused(limited(1_GiB), {.expert = 0}), HasSubstr("got 1 and 0"));
     EXPECT_THAT(refused(limited(1_GiB), {.stages = {0, 7}}),
                 HasSubstr("expected stages from 0 to 3, got 7"));
     EXPECT_THAT(refused(limited(1_GiB), {.besides_bytes = -1}),

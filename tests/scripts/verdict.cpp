@@ -56,6 +56,10 @@ bool recomputes_other_routes(const Script& script) {
   });
 }
 
+bool recomputes_other_routes_over_ranks(const Script& script) {
+  return recomputes_other_routes(script) && spreads_experts(script);
+}
+
 // The one that the script is to be told by this error; null for other errors.
 const Refusal* refusal_of(const Script& script, const std::string& error) {
   for (const Refusal& refusal : refusals()) {
@@ -134,6 +138,8 @@ const std::vector<Refusal>& refusals() {
       {"expected no Recompute around a forward whose parameters are sharded", "docs/experts.md",
        &recomputes_other_routes},
       {"is out of step", "docs/experts.md", &recomputes_other_routes},
+      // One rank waits for a page, and another for tokens.
+      {"did not answer within", "docs/experts.md", &recomputes_other_routes_over_ranks},
       // A step that follows no forward.
       {"did not when the wrapped module was called last", "docs/troubleshooting.md", &unfreezes},
   };

@@ -129,6 +129,21 @@ TEST(TiledTest, DropoutWithinATileHasTheSameMaskInBackward) {
   EXPECT_TRUE(torch::equal(y.detach(), x.grad()));
 }
 
+// A region without a gradient says so, once for each tile.
+TEST(TiledTest, WhereNothingAsksForAGradientMakesNoRegion) {
+  Gated mlp(6, 10);
+  const auto regions_of = [&](const Tensor& x) {
+    const int64_t before = checkpointing::recompute_statistics().forwards;
+    tiled(mlp, x, {.tokens = 2});
+    return checkpointing::recompute_statistics().forwards - before;
+  };
+  const Tensor x = torch::randn({6, 6});
+  EXPECT_EQ(regions_of(x), 3);
+  for (Tensor& parameter : mlp->parameters()) parameter.set_requires_grad(false);
+  EXPECT_EQ(regions_of(x), 0);
+  EXPECT_EQ(regions_of(x.clone().requires_grad_()), 3);
+}
+
 // x, the hidden activations that LibTorch keeps (the gate, its silu, the other factor and the product), in fp32.
 TEST(TiledTest, KeepsItsInputAndComputesOneTileAtATime) {
   constexpr int64_t kTokens = 512, kWidth = 16, kHidden = 256, kTile = 64;

@@ -12,7 +12,6 @@
 #include <torch/nn/pimpl.h>
 
 #include "zeropage/detail/slices.h"
-#include "zeropage/world.h"
 
 // A feed-forward layer of many experts, of which a router chooses a few for each token (Shazeer et al., "Outrageously Large
 // Neural Networks", 2017; Fedus et al., "Switch Transformers", 2021).

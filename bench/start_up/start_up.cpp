@@ -27,7 +27,7 @@ struct Flags {
   std::string json;
 };
 
-// Of the clock that all processes of a host share.
+// By the clock that all processes of a host share, in seconds.
 double now() {
   return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
 }
@@ -99,7 +99,7 @@ int main(int argc, char** argv) {
                  "Ranks that take each other for ranks of one host; 0: all")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  app.add_option("--rounds", flags.rounds, "Of texts")
+  app.add_option("--rounds", flags.rounds, "Gathers of texts, and as many agreements")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--deadline", flags.deadline_s, "WorldOptions::deadline, seconds")

@@ -167,7 +167,7 @@ Options stage3() {
 TEST(FirstValuesOf4096RanksTest, LeaveRank0sHostOnceAtStage3) {
   const int64_t bytes = parameter_bytes(*layers(3, 1000));
   const OutOfHost out = out_of_first_host(4096, [](const World& world) {
-    // Of a deferred module, the module alone: as one that has values.
+    // The module of a deferred one alone, so that it counts as one that has values.
     DeferredModule deferred([] { return layers(3, 1000); });
     const DistributedDataParallel<torch::nn::Sequential> model(deferred.module(), world, stage3());
   });

@@ -28,6 +28,8 @@ at::Tensor tile_of(const at::Tensor& tensor, int64_t dim, int64_t index, int64_t
   return tensor.narrow(dim, begin, std::min(numel, tensor.size(dim) - begin));
 }
 
+// Products are taken alone and added afterwards: MKL's own sum of both has other bits on one thread than beside others.
+
 // visit(row, column) of each tile on or below the diagonal.
 template <typename Visit>
 void for_lower_tiles(int64_t tiles, const Visit& visit) {
@@ -50,11 +52,8 @@ void symmetric_product(const at::Tensor& to, const at::Tensor& left, const at::T
     const at::Tensor upper = tile_of(left, 0, row, kTileRows);
     const at::Tensor lower = tile_of(left, 0, column, kTileRows).t();
     at::Tensor tile = of(to);
-    if (base.defined()) {
-      at::addmm_out(tile, of(base), upper, lower, b, c);
-    } else {
-      at::mm_out(tile, upper, lower);
-    }
+    at::mm_out(tile, upper, lower);
+    if (base.defined()) tile.mul_(c).add_(of(base), b);
     if (row != column) {
       tile_of(tile_of(to, 0, column, kTileRows), 1, row, kTileRows).copy_(tile.t());
     }
@@ -70,8 +69,8 @@ void add_product(const at::Tensor& to, const at::Tensor& left, const at::Tensor&
       const int64_t row = index % rows;
       const at::Tensor right_columns = tile_of(right, 1, index / rows, kTileColumns);
       at::Tensor tile = tile_of(tile_of(to, 0, row, kTileRows), 1, index / rows, kTileColumns);
-      at::addmm_out(tile, tile_of(right_columns, 0, row, kTileRows),
-                    tile_of(left, 0, row, kTileRows), right_columns, a, 1);
+      at::mm_out(tile, tile_of(left, 0, row, kTileRows), right_columns);
+      tile.add_(tile_of(right_columns, 0, row, kTileRows), a);
     }
   });
 }

@@ -154,7 +154,7 @@ struct Flags {
   bool constructs_deferred() const {
     const bool is_better =
         zeropage::zero::shards_parameters(options) || device_type() == torch::kCUDA;
-    const bool suits = simulates() || (tensor == 1 && is_better);
+    const bool suits = simulates_cuda() || (tensor == 1 && is_better);
     return deferred == "on" || (deferred == "auto" && suits);
   }
 

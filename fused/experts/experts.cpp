@@ -124,17 +124,14 @@ void ExpertsImpl::place(const comm::World& ranks, const comm::World& same, bool 
   for (const auto& [weight, cut] : sliced_parameters()) {
     if (!weight.defined()) continue;
     const Tensor whole = weight.detach().contiguous();
-    // Wrapping computes the values of a DeferredModule, and takes this rank's part of them (zero/pages/page_filler.h).
-    const bool gets_values_later = whole.is_meta() && !ranks.device().is_meta();
-    if (!gets_values_later) {
-      // Each rank's part of one layer, also where ranks have drawn with seeds of their own.
-      ranks.communicator().broadcast(whole.view(-1), /*root=*/0, kWho).wait();
-    }
+    // Each rank's part of one layer, also where ranks have drawn with seeds of their own. Wrapping brings what has no values yet
+    // (zero/pages/page_filler.h).
+    if (!whole.is_meta()) ranks.communicator().broadcast(whole.view(-1), /*root=*/0, kWho).wait();
     weight.set_data(cut.take(whole, ranks.rank()));
     operators::set_mark(
         weight, c10::make_intrusive<experts::ExpertsMark>(
                     "a weight of experts, which expert_parallel() cut", placed_->experts, cut, same,
-                    gets_values_later ? whole : Tensor()));
+                    whole.is_meta() && !ranks.device().is_meta() ? whole : Tensor()));
   }
 }
 

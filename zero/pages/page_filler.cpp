@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 
 #include "memory/storage.h"
 #include "operators/tensor_mark.h"
@@ -46,6 +47,11 @@ void PageFiller::fill(const DeferredValues* deferred) {
         continue;
       }
       const at::Tensor values = memory::whole_storage(first);
+      if (first.is_meta() && parallel::experts::experts_mark_of(first) != nullptr) {
+        // In a simulated world: what expert_parallel() sends of weights that have values when it cuts them.
+        const int64_t whole = first.numel() * pages_.worlds().experts->size();
+        bring_whole_experts(slot.storage, at::empty({whole}, first.options()));
+      }
       bring_first_values(pages_, slot.storage, values);
       move_in(slot.storage, values);
     }

@@ -230,7 +230,8 @@ TEST_F(ExpertFlagsTest, WhatExpertsCannotDoIsRefused) {
   refused(spread + "--optimizer lamb", "--optimizer lamb wants whole tensors");
   refused(spread + "--optimizer adafactor", "--optimizer adafactor wants whole tensors");
   refused(spread + "--checkpoint-activations budget:1MiB", "would each choose what to repeat");
-  refused(spread + "--device-memory 1GiB", "leave --device-memory and --host-memory out");
+  refused(spread + "--expert-travel auto --device-memory 1GiB",
+          "leave --expert-travel auto out, or --device-memory and --host-memory");
 }
 
 }  // namespace

@@ -21,6 +21,7 @@
 #include "zeropage/parallel_layers.h"
 #include "zeropage/pipeline.h"
 #include "zeropage/plan.h"
+#include "zeropage/probe.h"
 #include "zeropage/profiler.h"
 #include "zeropage/testing.h"
 #include "zeropage/text/token_file.h"

@@ -13,8 +13,28 @@
 #include "optim/flat_norm.h"
 #include "optim/parallel.h"
 
+// MKL's own call, in LibTorch. Null where LibTorch multiplies matrices by another library.
+extern "C" __attribute__((weak)) int MKL_Set_Num_Threads_Local(int threads);
+
 namespace zeropage::optim {
 namespace {
+
+// MKL adds in another order where it may use several threads, even if it uses one, as within a parallel loop. While it lives, products of
+// the calling thread are those of one thread.
+class ProductsOfOneThread {
+ public:
+  ProductsOfOneThread() {
+    if (MKL_Set_Num_Threads_Local != nullptr) before_ = MKL_Set_Num_Threads_Local(1);
+  }
+  ~ProductsOfOneThread() {
+    if (MKL_Set_Num_Threads_Local != nullptr) MKL_Set_Num_Threads_Local(before_);
+  }
+  ProductsOfOneThread(const ProductsOfOneThread&) = delete;
+  ProductsOfOneThread& operator=(const ProductsOfOneThread&) = delete;
+
+ private:
+  int before_ = 0;
+};
 
 constexpr int64_t kTileRows = 128;
 constexpr int64_t kTileColumns = 2048;
@@ -28,12 +48,11 @@ at::Tensor tile_of(const at::Tensor& tensor, int64_t dim, int64_t index, int64_t
   return tensor.narrow(dim, begin, std::min(numel, tensor.size(dim) - begin));
 }
 
-// Products are taken alone and added afterwards: MKL's own sum of both has other bits on one thread than beside others.
-
 // visit(row, column) of each tile on or below the diagonal.
 template <typename Visit>
 void for_lower_tiles(int64_t tiles, const Visit& visit) {
   parallel_for(tiles * (tiles + 1) / 2, 1, [&](int64_t begin, int64_t end) {
+    const ProductsOfOneThread scope;
     for (int64_t index = begin; index < end; ++index) {
       int64_t row = 0;
       while ((row + 1) * (row + 2) / 2 <= index) ++row;
@@ -52,8 +71,11 @@ void symmetric_product(const at::Tensor& to, const at::Tensor& left, const at::T
     const at::Tensor upper = tile_of(left, 0, row, kTileRows);
     const at::Tensor lower = tile_of(left, 0, column, kTileRows).t();
     at::Tensor tile = of(to);
-    at::mm_out(tile, upper, lower);
-    if (base.defined()) tile.mul_(c).add_(of(base), b);
+    if (base.defined()) {
+      at::addmm_out(tile, of(base), upper, lower, b, c);
+    } else {
+      at::mm_out(tile, upper, lower);
+    }
     if (row != column) {
       tile_of(tile_of(to, 0, column, kTileRows), 1, row, kTileRows).copy_(tile.t());
     }
@@ -65,12 +87,13 @@ void add_product(const at::Tensor& to, const at::Tensor& left, const at::Tensor&
   const int64_t rows = tiles_in(left.size(0), kTileRows);
   const int64_t columns = tiles_in(right.size(1), kTileColumns);
   parallel_for(rows * columns, 1, [&](int64_t begin, int64_t end) {
+    const ProductsOfOneThread scope;
     for (int64_t index = begin; index < end; ++index) {
       const int64_t row = index % rows;
       const at::Tensor right_columns = tile_of(right, 1, index / rows, kTileColumns);
       at::Tensor tile = tile_of(tile_of(to, 0, row, kTileRows), 1, index / rows, kTileColumns);
-      at::mm_out(tile, tile_of(left, 0, row, kTileRows), right_columns);
-      tile.add_(tile_of(right_columns, 0, row, kTileRows), a);
+      at::addmm_out(tile, tile_of(right_columns, 0, row, kTileRows),
+                    tile_of(left, 0, row, kTileRows), right_columns, a, 1);
     }
   });
 }

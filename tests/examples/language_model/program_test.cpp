@@ -53,6 +53,15 @@ class LanguageModelProgramTest : public ::testing::Test {
     return run(command + " --model " + scratch_.path().string() + " --threads 1 --ranks 2 --json " +
                path("out.json") + " " + more);
   }
+  // Each step's loss of a run that wrote json(), and the last one on held-out text.
+  std::vector<double> losses_after(const Outcome& outcome) const {
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+    std::vector<double> losses;
+    const nlohmann::json figures = json();
+    for (const auto& step : figures["steps"]) losses.push_back(step["loss"]);
+    losses.push_back(figures["held_out"].back()["loss"]);
+    return losses;
+  }
   nlohmann::json json() const { return nlohmann::json::parse(std::ifstream(path("out.json"))); }
   std::string text_flags() const { return "--text " + path("text.txt") + " --length 32 "; }
 
@@ -123,14 +132,8 @@ TEST_F(LanguageModelProgramTest, MlpsInTilesHaveTheSameLossesInLessMemory) {
 
 TEST_F(LanguageModelProgramTest, InFp64TrainsToTheSameLossesAndIsReadAgain) {
   const auto losses_in = [&](const std::string& flags) {
-    const Outcome outcome =
-        run_model("finetune", text_flags() + "--steps 4 --batch 4 --lr 1e-3 " + flags);
-    EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
-    std::vector<double> losses;
-    const nlohmann::json figures = json();
-    for (const auto& step : figures["steps"]) losses.push_back(step["loss"]);
-    losses.push_back(figures["held_out"].back()["loss"]);
-    return losses;
+    return losses_after(
+        run_model("finetune", text_flags() + "--steps 4 --batch 4 --lr 1e-3 " + flags));
   };
   const auto floats = losses_in(""), doubles = losses_in("--dtype fp64 --out " + path("fp64"));
   ASSERT_EQ(doubles.size(), 5);
@@ -242,14 +245,8 @@ class MixtureProgramTest : public LanguageModelProgramTest {
                path("out.json") + " " + more);
   }
   std::vector<double> losses_of(const std::string& flags) const {
-    const Outcome outcome =
-        run_mixtral("finetune", text_flags() + "--batch 4 --lr 1e-3 --warm-up 0 " + flags);
-    EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
-    std::vector<double> losses;
-    const nlohmann::json figures = json();
-    for (const auto& step : figures["steps"]) losses.push_back(step["loss"]);
-    losses.push_back(figures["held_out"].back()["loss"]);
-    return losses;
+    return losses_after(
+        run_mixtral("finetune", text_flags() + "--batch 4 --lr 1e-3 --warm-up 0 " + flags));
   }
 };
 

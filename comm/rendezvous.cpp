@@ -315,6 +315,8 @@ c10::intrusive_ptr<c10d::Store> open_store(const Place& place, std::chrono::mill
              place.master_port, " (MASTER_ADDR:MASTER_PORT): nothing has listened there for ",
              static_cast<double>(deadline.count()) / 1000.0,
              " s; is rank 0 running, is the address right?");
+    ZP_CHECK(!place.gone || place.gone().empty(), "rank ", place.rank, " of ", place.world_size,
+             " does not meet the others: another rank has ended meanwhile");
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   if (options.isServer) options.masterListenFd = socket_for_store(place);

@@ -53,11 +53,15 @@ class RunCommand : public Subcommand {
         "MASTER_PORT.\n"
         "When a rank fails the others are ended, and zp returns its exit code (128 + n for signal "
         "n).\n"
+        "With --restarts it is started again, and programs that train in zeropage::survive() go on "
+        "from the last copy of their state.\n"
         "Example: zp run -n 4 -- ./train_gpt --stage 1 --steps 100");
     using zeropage::memory::text_of_field;
     constexpr auto ranks = text_of_field<&LaunchOptions::ranks>();
     constexpr auto grace = text_of_field<&LaunchOptions::grace>();
     constexpr auto output = text_of_field<&LaunchOptions::output>();
+    constexpr auto restarts = text_of_field<&LaunchOptions::restarts>();
+    constexpr auto copies_in = text_of_field<&LaunchOptions::copies_in>();
     parser_->add_option("-n," + dashed(ranks), options_.ranks, std::string(ranks.help))
         ->required()
         ->type_name(std::string(ranks.flag.values));
@@ -67,6 +71,12 @@ class RunCommand : public Subcommand {
                      std::string(grace.help) + " [" + std::to_string(whole_seconds.count()) + "]")
         ->check(CLI::Range(0.0, 1e6))
         ->type_name(std::string(grace.flag.values));
+    parser_->add_option(dashed(restarts), options_.restarts, std::string(restarts.help) + " [0]")
+        ->type_name(std::string(restarts.flag.values));
+    parser_
+        ->add_option(dashed(copies_in), options_.copies_in,
+                     std::string(copies_in.help) + " [" + options_.copies_in + "]")
+        ->type_name(std::string(copies_in.flag.values));
     parser_->add_flag(dashed(output), bare_rank_zero_, std::string(output.flag.help));
     // Options behind the program's name are the program's.
     parser_->prefix_command();

@@ -6,6 +6,7 @@
 
 #include "zeropage/check.h"
 #include "zeropage/device.h"
+#include "zeropage/survive.h"
 #include "zeropage/world.h"
 
 namespace train_gpt {
@@ -113,6 +114,12 @@ void check_values(const Flags& flags) {
           c10::str("--peak-tflops ", flags.peak_tflops, ": expected a number > 0"));
   require(!flags.probe || !flags.simulates(),
           "--probe with --communicator simulated: a simulated rank has no machine; leave one out");
+  require(flags.buddy_every == 0 || zeropage::ranks_are_restarted(),
+          c10::str("--buddy-every ", flags.buddy_every,
+                   ": nobody starts ranks of this run again; start it with zp run --restarts N -n "
+                   "RANKS -- train_gpt ..."));
+  require(flags.buddy_every == 0 || flags.seconds == 0,
+          "--buddy-every with --seconds: a run that goes back has another time; use --steps");
   require(flags.deadline_seconds > 0,
           c10::str("--deadline ", flags.deadline_seconds, ": expected seconds > 0"));
 }

@@ -207,6 +207,11 @@ constexpr auto table_of(std::type_identity<Flags>) {
                                         "disk of --save or nvme:DIR) for a second before the run, "
                                         "and name slow ranks",
                                 .flag = {"probe"}}),
+          field<&Flags::buddy_every>(
+              {.help = "Copy the training state to the host's memory every K steps, to go on from "
+                       "when zp run --restarts starts a rank again; 0: never",
+               .flag = {"buddy-every", "K"},
+               .bounds = Bounds::not_negative()}),
           field<&Flags::sample>({.help = "Characters to write at the end",
                                  .flag = {"sample"},
                                  .bounds = Bounds::not_negative()}),

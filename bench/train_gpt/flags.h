@@ -110,6 +110,8 @@ struct Flags {
   std::string device = "auto";
   bool deterministic = false;
   bool probe = false;  // look for slow ranks before the run
+  // Steps between copies of the training state, for ranks that are started again; 0: none are made.
+  int64_t buddy_every = 0;
   zeropage::Options options;
   zeropage::AccumulatorOptions accumulator;
   OwnForms forms;  // once they are parsed, the two above have what they come to

@@ -182,6 +182,15 @@ nlohmann::json to_json(const PagingStatistics& statistics) {
           {"wait_seconds", statistics.wait_seconds}};
 }
 
+nlohmann::json restarts_json(const std::vector<zeropage::Restart>& restarts) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const zeropage::Restart& of : restarts) {
+    list.push_back(
+        {{"rank", of.rank}, {"why", of.why}, {"step", of.step}, {"seconds", of.seconds}});
+  }
+  return list;
+}
+
 nlohmann::json probe_json(const zeropage::ProbeReport& probe) {
   nlohmann::json figures = nlohmann::json::array(), slow = nlohmann::json::array();
   for (const zeropage::ProbeFigure& of : probe.figures) {
@@ -314,6 +323,7 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
       {"weights_sha256",
        run.weights_sha256.empty() ? nlohmann::json() : nlohmann::json(run.weights_sha256)}};
   if (flags.experts.any()) json["experts"] = experts_json(run.experts, flags);
+  if (flags.buddy_every > 0) json["restarts"] = restarts_json(run.restarts);
   if (run.probe) json["probe"] = probe_json(*run.probe);
   if (run.utilisation) json["mfu"] = *run.utilisation;
   if (run.disk) {

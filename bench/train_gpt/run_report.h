@@ -11,6 +11,7 @@
 #include "bench/train_gpt/wire.h"
 #include "offload/device_speed.h"
 #include "zeropage/probe.h"
+#include "zeropage/survive.h"
 #include "zeropage/zeropage.h"
 
 namespace train_gpt {
@@ -45,6 +46,7 @@ struct RunFigures {
   std::string communicator;    // what carried the bytes
   ExpertReport experts;
   std::optional<zeropage::ProbeReport> probe;
+  std::vector<zeropage::Restart> restarts;
 };
 
 // Memory of the device that trains.

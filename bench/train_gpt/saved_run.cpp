@@ -20,8 +20,9 @@ std::map<std::string, std::string> values_of(const Flags& flags, const TextData&
 
 SavedRun::SavedRun(const Flags& flags, const TextData& data,
                    zeropage::DistributedDataParallelBase& model,
-                   zeropage::ShardedOptimizer& optimizer, zeropage::Accumulator& accumulator)
-    : flags_(flags), model_(model), optimizer_(optimizer) {
+                   zeropage::ShardedOptimizer& optimizer, zeropage::Accumulator& accumulator,
+                   zeropage::SurvivingRun* surviving)
+    : flags_(flags), model_(model), optimizer_(optimizer), surviving_(surviving) {
   run_.accumulator = &accumulator;
   run_.values = values_of(flags, data);
   // Before a state is loaded: from here on no former start of this run saves any more.
@@ -29,13 +30,18 @@ SavedRun::SavedRun(const Flags& flags, const TextData& data,
     saver_ = std::make_unique<zeropage::StateSaver>(flags.state.folder, model.all_ranks(),
                                                     flags.state.saver);
   }
-  if (!flags.state.resume.empty()) resume(data);
+  const bool is_back = surviving_ != nullptr && surviving_->resume(model_, optimizer_, run_);
+  if (is_back) {
+    description_ = c10::str("back at step ", run_.step, ": ", surviving_->restarts().back().why);
+  } else if (!flags.state.resume.empty()) {
+    resume(data);
+  }
   run_.values.erase("fits");
   if (!flags.fit.description.empty()) run_.values["fits"] = flags.fit.description;
   if (!saver_) return;
   // A run of its own would be refused its first save.
   const auto newest = zeropage::state::newest_step_in(flags.state.folder);
-  ZP_CHECK(!newest || *newest <= run_.step || !flags.state.resume.empty(), "--save ",
+  ZP_CHECK(!newest || *newest <= run_.step || !flags.state.resume.empty() || is_back, "--save ",
            flags.state.folder, ": has step-", newest.value_or(0), " of another run; give --resume ",
            flags.state.folder, " to go on with it, or another folder");
   zeropage::check_can_save(flags.state.folder, model, optimizer);
@@ -63,6 +69,10 @@ void SavedRun::resume(const TextData& data) {
 int SavedRun::end_step(const Progress& progress) {
   ++run_.step;
   run_.samples += flags_.samples_per_step(model_.world().size() / flags_.context);
+  // What comes behind the last step trains nothing that would be lost.
+  if (surviving_ != nullptr && run_.step < flags_.steps) {
+    surviving_->end_step(model_, optimizer_, run_);
+  }
   if (saver_ == nullptr) return 0;
   const int signal = flags_.state.saver.on_signal ? saver_->stop_signal() : 0;
   if (signal != 0 || (flags_.state.every > 0 && run_.step % flags_.state.every == 0))

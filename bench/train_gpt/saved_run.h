@@ -1,4 +1,4 @@
-// A run's states on disk: where it goes on, and when it saves.
+// A run's states on disk, and its copies for restarts: where it goes on, and when it saves.
 #pragma once
 
 #include <memory>
@@ -10,6 +10,7 @@
 #include "bench/train_gpt/model.h"
 #include "bench/train_gpt/progress.h"
 #include "bench/train_gpt/text_data.h"
+#include "zeropage/survive.h"
 #include "zeropage/zeropage.h"
 
 namespace train_gpt {
@@ -18,7 +19,8 @@ class SavedRun {
  public:
   // Resumes where the flags say so; throws where the state is of another run. Collective.
   SavedRun(const Flags& flags, const TextData& data, zeropage::DistributedDataParallelBase& model,
-           zeropage::ShardedOptimizer& optimizer, zeropage::Accumulator& accumulator);
+           zeropage::ShardedOptimizer& optimizer, zeropage::Accumulator& accumulator,
+           zeropage::SurvivingRun* surviving);
 
   // Steps that were made before; samples that were trained on.
   int64_t steps() const { return run_.step; }
@@ -42,6 +44,7 @@ class SavedRun {
   const Flags& flags_;
   zeropage::DistributedDataParallelBase& model_;
   zeropage::ShardedOptimizer& optimizer_;
+  zeropage::SurvivingRun* const surviving_;  // null: the run does not go on after a rank has died
   zeropage::RunState run_;
   std::unique_ptr<zeropage::StateSaver> saver_;  // null: nothing is saved
   int64_t saved_step_ = -1;

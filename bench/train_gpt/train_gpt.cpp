@@ -70,7 +70,14 @@ int main(int argc, char** argv) {
   };
   int exit_code = 0;
   const int failed = reporting(kRuntimeError, [&] {
-    if (zeropage::comm::launched_by_environment()) {
+    if (flags.buddy_every > 0) {
+      zeropage::survive(
+          [&](zeropage::World& world, zeropage::SurvivingRun& surviving) {
+            flags.ranks = world.size();
+            train_gpt::train(world, flags, *data, &surviving);
+          },
+          {.copy_every = flags.buddy_every, .world = options});
+    } else if (zeropage::comm::launched_by_environment()) {
       auto world = zeropage::comm::World::from_environment(options);
       exit_code = run_rank(world);
     } else {

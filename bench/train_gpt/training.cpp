@@ -142,7 +142,8 @@ int64_t steps_in_time(const zeropage::comm::World& world, const Flags& flags,
 
 // Returns the signal that ended it after a save, 0 for none.
 int run_steps(const Places& places, const Flags& flags, const TextData& data, TrainedGpt& trained,
-              zeropage::ShardedOptimizer& optimizer, ProfiledSteps& profiled, RunFigures& run) {
+              zeropage::ShardedOptimizer& optimizer, ProfiledSteps& profiled,
+              zeropage::SurvivingRun* surviving, RunFigures& run) {
   const zeropage::World& world = places.samples;
   zeropage::DistributedDataParallelBase& model = trained.model();
   KeptActivations kept(flags.checkpointing, places.all, model);
@@ -151,7 +152,7 @@ int run_steps(const Places& places, const Flags& flags, const TextData& data, Tr
     return forward();
   });
   zeropage::Accumulator& accumulator = trained.accumulator();
-  SavedRun saved(flags, data, model, optimizer, accumulator);
+  SavedRun saved(flags, data, model, optimizer, accumulator, surviving);
   if (places.is_first() && !saved.description().empty()) {
     std::cout << saved.description() << std::endl;
   }
@@ -225,6 +226,7 @@ int run_steps(const Places& places, const Flags& flags, const TextData& data, Tr
   if (before) finish(*before);
   saved.finish(progress);
   run.saves = saved.saves();
+  if (surviving != nullptr) run.restarts = surviving->restarts();
   run.forecast_activation_peak_bytes = kept.forecast_peak_bytes();
   run.offloaded_peak_bytes = kept.offloaded_peak_bytes();
   run.kept_activations = kept.table();
@@ -250,7 +252,8 @@ int64_t windows_to_hold_out(const zeropage::comm::World& world, const Places& pl
 
 }  // namespace
 
-void train(zeropage::comm::World& world, const Flags& given, const TextData& data) {
+void train(zeropage::comm::World& world, const Flags& given, const TextData& data,
+           zeropage::SurvivingRun* surviving) {
   Flags flags = given;
   torch::set_num_threads(flags.threads > 0 ? flags.threads : default_threads(world, flags));
   Ledger& ledger = *Ledger::process();
@@ -313,7 +316,8 @@ void train(zeropage::comm::World& world, const Flags& given, const TextData& dat
   }
   const PeaksOfSteps peaks(ledger, device.type());
   ProfiledSteps profiled(world, flags, {.of_model = run.parameters, .of_rank = own.parameters});
-  if (const int signal = run_steps(places, flags, data, trained, *optimizer, profiled, run)) {
+  if (const int signal =
+          run_steps(places, flags, data, trained, *optimizer, profiled, surviving, run)) {
     if (world.rank() == 0) {
       std::cout << examples::name_of(signal) << ": ended after a save; --resume "
                 << flags.state.folder << " goes on" << std::endl;

@@ -27,7 +27,14 @@ constexpr auto table_of(std::type_identity<LaunchOptions>) {
           {.help = "Time the other ranks get to end by themselves after one failed",
            .flag = {"grace", "SECONDS"}}),
       field<&LaunchOptions::tail_lines>(
-          {.help = "Last lines of each rank that are kept for the report", .unit = "lines"})));
+          {.help = "Last lines of each rank that are kept for the report", .unit = "lines"}),
+      field<&LaunchOptions::restarts>(
+          {.help = "Times that ranks are started again after one failed, 0 to 1000",
+           .flag = {"restarts", "N"},
+           .bounds = Bounds::range(0, 1000)}),
+      field<&LaunchOptions::copies_in>(
+          {.help = "Where ranks that are started again find copies of the training state",
+           .flag = {"copies-in", "DIR"}})));
 }
 static_assert(memory::tells_all_fields<LaunchOptions>());
 

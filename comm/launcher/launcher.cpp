@@ -35,6 +35,11 @@ void check_options(const LaunchOptions& options) {
                                 std::to_string(options.grace.count()) +
                                 " ms; 0 ends the other ranks at once");
   }
+  if (options.restarts < 0 || options.restarts > detail::kMostRestarts) {
+    throw std::invalid_argument("zeropage launcher: expected 0 to " +
+                                std::to_string(detail::kMostRestarts) + " restarts, got " +
+                                std::to_string(options.restarts));
+  }
 }
 
 void check_single_thread() {
@@ -110,11 +115,8 @@ int run_function(const std::function<int()>& function, int rank) {
   return code;
 }
 
-using MakeBody = std::function<std::function<int(int status)>(const detail::RankEnvironment&)>;
-
-int launch(const LaunchOptions& options, const MakeBody& make_body) {
+int launch(const LaunchOptions& options, detail::RankSupervisor::MakeBody make_body) {
   detail::SignalRelay relay;
-  detail::RankSupervisor supervisor(options, relay);
   detail::RankEnvironment environment;
   environment.world_size = options.ranks;
   // Held until rank 0 has it.
@@ -122,10 +124,8 @@ int launch(const LaunchOptions& options, const MakeBody& make_body) {
   environment.master_port = store.port;
   environment.store_socket = store.socket.get();
   environment.launcher = ::getpid();
-  for (int rank = 0; rank < options.ranks; ++rank) {
-    environment.rank = rank;
-    supervisor.start_rank(make_body(environment));
-  }
+  detail::RankSupervisor supervisor(options, relay, environment, std::move(make_body));
+  supervisor.start_ranks();
   return supervisor.run();
 }
 
@@ -156,7 +156,9 @@ int launch_program(const std::vector<std::string>& argv, const LaunchOptions& op
       variables = environment.merged_with_own();
       variable_pointers = pointers_to(variables);
       return [&](int status) {
-        if (environment.rank == 0) ::fcntl(environment.store_socket, F_SETFD, 0);
+        if (environment.rank == 0 && environment.store_socket >= 0) {
+          ::fcntl(environment.store_socket, F_SETFD, 0);
+        }
         ::execvpe(argument_pointers[0], argument_pointers.data(), variable_pointers.data());
         const int error = errno;
         [[maybe_unused]] const ssize_t told = ::write(status, &error, sizeof(error));
@@ -184,7 +186,7 @@ int launch_function(const std::function<int()>& function, const LaunchOptions& o
     return [&function, environment, bare](int status) {
       ::close(status);
       environment.apply();
-      if (environment.rank != 0) ::close(environment.store_socket);
+      if (environment.rank != 0 && environment.store_socket >= 0) ::close(environment.store_socket);
       if (!bare) make_output_line_buffered();
       return run_function(function, environment.rank);
     };

@@ -8,6 +8,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "comm/launcher/generations.h"
+
 namespace zeropage::comm::detail {
 
 std::vector<std::pair<std::string, std::string>> RankEnvironment::variables() const {
@@ -17,8 +19,11 @@ std::vector<std::pair<std::string, std::string>> RankEnvironment::variables() co
           {"LOCAL_WORLD_SIZE", std::to_string(world_size)},
           {"MASTER_ADDR", "127.0.0.1"},
           {"MASTER_PORT", std::to_string(master_port)},
-          {"ZEROPAGE_STORE_SOCKET", rank == 0 ? std::to_string(store_socket) : std::string()},
-          {"ZEROPAGE_LAUNCHER", std::to_string(launcher)}};
+          {"ZEROPAGE_STORE_SOCKET",
+           rank == 0 && store_socket >= 0 ? std::to_string(store_socket) : std::string()},
+          {"ZEROPAGE_LAUNCHER", std::to_string(launcher)},
+          {kGenerationsVariable, generations},
+          {kCopiesVariable, copies}};
 }
 
 std::vector<std::string> RankEnvironment::merged_with_own() const {

@@ -19,8 +19,11 @@ struct RankEnvironment {
   int rank = 0;
   int world_size = 1;
   int master_port = 0;
-  int store_socket = -1;  // bound to the port; rank 0's to listen at
+  int store_socket = -1;  // bound to the port; rank 0's to listen at; -1: it makes one
   pid_t launcher = 0;
+  // Where ranks that are started again find the others, and their copies; "": none is started again.
+  std::string generations = {};
+  std::string copies = {};
 
   std::vector<std::pair<std::string, std::string>> variables() const;
 

@@ -104,6 +104,16 @@ RankProcess::RankProcess(RankProcess&& other) noexcept
       pid_(std::exchange(other.pid_, -1)),
       end_(other.end_) {}
 
+RankProcess& RankProcess::operator=(RankProcess&& other) noexcept {
+  if (this == &other) return *this;
+  reap();
+  standard_output = std::move(other.standard_output);
+  standard_error = std::move(other.standard_error);
+  pid_ = std::exchange(other.pid_, -1);
+  end_ = other.end_;
+  return *this;
+}
+
 RankProcess::~RankProcess() {
   reap();
 }

@@ -55,7 +55,8 @@ class RankProcess {
   static RankProcess start(const RankStart& start, SignalRelay& relay);
 
   RankProcess(RankProcess&& other) noexcept;
-  RankProcess& operator=(RankProcess&&) = delete;
+  // Reaps the one that this was.
+  RankProcess& operator=(RankProcess&& other) noexcept;
   ~RankProcess();
 
   pid_t pid() const { return pid_; }

@@ -32,15 +32,29 @@ void say(const std::string& text) {
 
 }  // namespace
 
-RankSupervisor::RankSupervisor(const LaunchOptions& options, SignalRelay& relay)
-    : options_(options), relay_(relay) {}
+RankSupervisor::RankSupervisor(const LaunchOptions& options, SignalRelay& relay,
+                               RankEnvironment environment, MakeBody make_body)
+    : options_(options),
+      relay_(relay),
+      environment_(std::move(environment)),
+      make_body_(std::move(make_body)) {
+  if (options.restarts > 0) restarts_.emplace(options, environment_.master_port, &say);
+}
 
-void RankSupervisor::start_rank(std::function<int(int status)> body) {
-  const int number = static_cast<int>(ranks_.size());
+void RankSupervisor::start_ranks() {
+  for (int number = 0; number < options_.ranks; ++number) ranks_.push_back(start_rank(number));
+}
+
+RankSupervisor::Rank RankSupervisor::start_rank(int number) {
   std::vector<int> others;
   for (const Rank& rank : ranks_) {
-    for (const LineForwarder& stream : rank.streams) others.push_back(stream.source());
+    for (const LineForwarder& stream : rank.streams) {
+      if (stream.is_open()) others.push_back(stream.source());
+    }
   }
+  RankEnvironment environment = environment_;
+  environment.rank = number;
+  if (restarts_) restarts_->complete(environment);
   RankStart start;
   if (number == 0) {
     start.input = RankStart::Input::kInheritedUnlessTerminal;
@@ -48,16 +62,42 @@ void RankSupervisor::start_rank(std::function<int(int status)> body) {
       start.streams = RankStart::Streams::kInherited;
     }
   }
-  start.body = std::move(body);
+  start.body = make_body_(environment);
   start.close_in_child = others;
   const bool shows_stacks = std::getenv("TORCH_SHOW_CPP_STACKTRACES") != nullptr;
-  Rank& rank = ranks_.emplace_back(Rank{RankProcess::start(start, relay_),
-                                        RankOutput(number, options_.tail_lines, shows_stacks),
-                                        {}});
+  Rank rank{
+      RankProcess::start(start, relay_), RankOutput(number, options_.tail_lines, shows_stacks), {}};
   if (start.streams == RankStart::Streams::kPiped) {
     const std::string prefix = "[rank " + std::to_string(number) + "] ";
     rank.streams.emplace_back(std::move(rank.process.standard_output), STDOUT_FILENO, prefix);
     rank.streams.emplace_back(std::move(rank.process.standard_error), STDERR_FILENO, prefix);
+  }
+  return rank;
+}
+
+// Whether a rank that has ended runs again.
+bool RankSupervisor::starts_again(int number) {
+  Rank& rank = ranks_[number];
+  if (!restarts_ || phase_ != Phase::kRunning) return false;
+  if (!restarts_->takes(number, *rank.process.end())) return false;
+  rank.process.signal_group(SIGKILL);
+  drain(rank);
+  for (LineForwarder& stream : rank.streams) {
+    if (stream.is_open()) stream.finish(rank.output);
+  }
+  rank.output.release();
+  rank.process.reap();
+  rank = start_rank(number);
+  return true;
+}
+
+void RankSupervisor::look_after_restarts() {
+  if (!restarts_ || phase_ != Phase::kRunning) return;
+  for (const int late : restarts_->look()) {
+    if (ranks_[late].process.end()) continue;
+    say("rank " + std::to_string(late) + " did not leave its loop within " +
+        name_duration(options_.grace) + ": sending SIGKILL");
+    ranks_[late].process.signal_group(SIGKILL);
   }
 }
 
@@ -65,6 +105,7 @@ int RankSupervisor::run() {
   while (!running_ranks().empty()) {
     wait_and_forward();
     handle_signals();
+    look_after_restarts();
     release_held();
     if (deadline_ && Clock::now() >= *deadline_) escalate();
   }
@@ -102,6 +143,9 @@ void RankSupervisor::wait_and_forward() {
 
 int RankSupervisor::poll_timeout() const {
   std::optional<Clock::time_point> next = deadline_;
+  if (restarts_ && phase_ == Phase::kRunning) {
+    next = std::min(next.value_or(Clock::time_point::max()), Clock::now() + RankRestarts::kLook);
+  }
   for (const Rank& rank : ranks_) {
     const auto& held_since = rank.output.held_since();
     if (held_since)
@@ -142,6 +186,7 @@ void RankSupervisor::notice_ends(const std::vector<SignalEvent>& order) {
 }
 
 void RankSupervisor::on_end(int rank) {
+  if (starts_again(rank)) return;
   const RankEnd& end = *ranks_[rank].process.end();
   ranks_[rank].ended_by_itself = phase_ < Phase::kTerminating;
   if (phase_ == Phase::kRunning && end.failed()) {
@@ -194,6 +239,7 @@ void RankSupervisor::escalate() {
 
 void RankSupervisor::enter(Phase phase, std::chrono::milliseconds time) {
   phase_ = phase;
+  if (restarts_) restarts_->close();
   deadline_.reset();
   if (phase != Phase::kKilling) deadline_ = Clock::now() + time;
 }

@@ -1,5 +1,5 @@
 // Watches over the ranks of one launch until the last has ended: forwards their output, passes
-// signals on, ends the others when one fails, and reports the first that failed.
+// signals on, starts a rank that failed again or ends the others, and reports the first that failed.
 //
 // Lifetime: owns the ranks; the relay must outlive it.
 // Threads: the launcher's only.
@@ -16,12 +16,14 @@
 
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "comm/launcher/line_forwarder.h"
 #include "comm/launcher/rank_process.h"
+#include "comm/launcher/rank_restarts.h"
 #include "comm/launcher/signal_relay.h"
 #include "zeropage/launcher.h"
 
@@ -29,10 +31,14 @@ namespace zeropage::comm::detail {
 
 class RankSupervisor {
  public:
-  RankSupervisor(const LaunchOptions& options, SignalRelay& relay);
+  // What the process of a rank runs; made again where the rank is started again.
+  using MakeBody = std::function<std::function<int(int status)>(const RankEnvironment&)>;
 
-  // Starts the next rank; its number is how many there were.
-  void start_rank(std::function<int(int status)> body);
+  // environment: what all ranks of the first start have in common.
+  RankSupervisor(const LaunchOptions& options, SignalRelay& relay, RankEnvironment environment,
+                 MakeBody make_body);
+
+  void start_ranks();
 
   // Returns the exit code of the launch when every rank has ended and been reaped.
   int run();
@@ -48,6 +54,9 @@ class RankSupervisor {
     bool ended_by_itself = false;        // before ranks were told to end
   };
 
+  Rank start_rank(int number);
+  bool starts_again(int rank);
+  void look_after_restarts();
   void wait_and_forward();
   void handle_signals();
   void notice_ends(const std::vector<SignalEvent>& order);
@@ -68,6 +77,9 @@ class RankSupervisor {
 
   const LaunchOptions options_;
   SignalRelay& relay_;
+  const RankEnvironment environment_;
+  const MakeBody make_body_;
+  std::optional<RankRestarts> restarts_;  // none: no rank is started again
 
   std::deque<Rank> ranks_;
   Phase phase_ = Phase::kRunning;

@@ -27,6 +27,9 @@ WorldState::~WorldState() {
 }
 
 std::vector<int> WorldState::lost_ranks() const {
+  if (const auto& gone = root().place.gone) {
+    if (std::vector<int> known = gone(); !known.empty()) return known;
+  }
   Communicator* const watched = beside ? beside->communicator.get() : communicator.get();
   std::vector<int> lost = watched != nullptr ? watched->lost_ranks() : std::vector<int>();
   if (lost.empty()) return lost;

@@ -33,6 +33,15 @@ struct LaunchOptions {
 
   // Lines of each rank (stdout and stderr together) that are kept for the report.
   std::size_t tail_lines = 20;
+
+  // How many times ranks are started again, 0 to 1000. When one fails, its process is started anew, and programs whose loop is in
+  // survive() (zeropage/survive.h) keep the others' processes; of other programs all ranks end and are started again. What
+  // stays in a failed start for longer than `grace` is killed. Default: a rank that fails ends the launch.
+  int restarts = 0;
+
+  // The folder in which survive() copies the training state: in the host's memory. A folder inside of it is made for the launch, and goes
+  // with it.
+  std::string copies_in = "/dev/shm";
 };
 
 // Starts the local ranks of a job and looks after them: what torchrun does on one machine, with

@@ -80,6 +80,8 @@ struct Place {
   // Which start of the ranks this is, where the launcher starts them again: torchrun --max-restarts over one
   // store, Slurm a job that was requeued.
   std::string attempt;
+  // Asked while this rank waits for others to meet: those that its launcher knows to be gone. Default: it knows of none.
+  std::function<std::vector<int>()> gone = {};
 
   std::string launcher;  // for messages: "torchrun", "Slurm", "Open MPI", "none"
 };

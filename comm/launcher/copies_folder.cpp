@@ -1,0 +1,52 @@
+#include "comm/launcher/copies_folder.h"
+
+#include <cerrno>
+#include <cstdlib>
+#include <string>
+#include <sys/file.h>
+#include <system_error>
+
+namespace zeropage::comm::detail {
+namespace {
+
+constexpr const char* kFolderPrefix = "zeropage-copies-";
+constexpr const char* kLockFile = "lock";
+
+// Nothing unless this process has it alone.
+FileDescriptor lock_alone(const std::filesystem::path& file, int flags) {
+  FileDescriptor lock(::open(file.c_str(), flags | O_RDWR | O_CLOEXEC, 0600));
+  if (lock.is_open() && ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) lock.reset();
+  return lock;
+}
+
+// What cannot be removed is another user's, or in use.
+void remove_leftovers(const std::filesystem::path& parent) {
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(parent, ignored)) {
+    if (!entry.path().filename().string().starts_with(kFolderPrefix)) continue;
+    // A launcher that is about to lock its folder has no file in it yet.
+    const FileDescriptor lock = lock_alone(entry.path() / kLockFile, 0);
+    if (lock.is_open()) std::filesystem::remove_all(entry.path(), ignored);
+  }
+}
+
+}  // namespace
+
+CopiesFolder::CopiesFolder(const std::filesystem::path& parent) {
+  remove_leftovers(parent);
+  std::string name = (parent / (std::string(kFolderPrefix) + "XXXXXX")).string();
+  if (::mkdtemp(name.data()) == nullptr) {
+    throw std::system_error(errno, std::generic_category(),
+                            "zeropage launcher: no folder for copies of the training state in " +
+                                parent.string() + " (name another one: --copies-in)");
+  }
+  path_ = name;
+  lock_ = lock_alone(path_ / kLockFile, O_CREAT);
+}
+
+CopiesFolder::~CopiesFolder() {
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+}
+
+}  // namespace zeropage::comm::detail

@@ -1,0 +1,39 @@
+// A rank's place among ranks that their launcher starts again (launcher/generations.h).
+//
+// Threads: the rank's one. Throws: where there is no launcher's memory under the variable, and what World throws.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "comm/launcher/generations.h"
+#include "zeropage/world.h"
+
+namespace zeropage::comm {
+
+class Membership {
+ public:
+  // Null where the launcher starts no rank again, or there is none.
+  static std::unique_ptr<Membership> from_environment();
+
+  explicit Membership(Place place, detail::Generations generations);
+
+  // Meets the others in the newest generation. Throws where one of them ends meanwhile.
+  World join(const WorldOptions& options);
+  // After an error, when all that was of that world is gone. Waits until there is a newer generation; false: there will be none.
+  bool leave();
+
+  // Behind the first generation: why each began, the oldest first.
+  std::vector<detail::GenerationBegin> restarts() const;
+  // Training goes on behind that step, in the generation that was joined.
+  void note_resume(int64_t step);
+  const Place& place() const { return place_; }
+
+ private:
+  const Place place_;
+  // What a world keeps of it may outlive this.
+  const std::shared_ptr<detail::Generations> generations_;
+  int joined_ = -1;
+};
+
+}  // namespace zeropage::comm

@@ -1,0 +1,178 @@
+#include "zeropage/survive.h"
+
+#include <cstdio>
+#include <exception>
+#include <optional>
+#include <utility>
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "comm/launcher/generations.h"
+#include "comm/membership.h"
+#include "device/stream.h"
+#include "saving/detail/collective_errors.h"
+#include "zeropage/check.h"
+#include "zeropage/state_folder.h"
+
+namespace zeropage {
+namespace {
+
+constexpr double kNanosecondsOfSecond = 1e9;
+
+std::filesystem::path folder_of(const SurvivalOptions& options) {
+  if (!options.folder.empty()) return options.folder;
+  const auto given = comm::environment_variable(comm::detail::kCopiesVariable);
+  if (!given || given->empty()) return {};
+  return std::filesystem::path(*given) / "states";
+}
+
+std::vector<Restart> restarts_of(const comm::Membership* membership) {
+  std::vector<Restart> restarts;
+  if (membership == nullptr) return restarts;
+  for (const comm::detail::GenerationBegin& begin : membership->restarts()) {
+    // Another rank ended before training went on.
+    const bool went_on = begin.resumed_at >= 0;
+    restarts.push_back({.rank = begin.rank,
+                        .why = begin.words(),
+                        .step = went_on ? begin.resumed_step : 0,
+                        .seconds = went_on
+                                       ? static_cast<double>(begin.resumed_at - begin.failed_at) /
+                                             kNanosecondsOfSecond
+                                       : 0});
+  }
+  return restarts;
+}
+
+// An accelerator that reports an error keeps it until its process ends.
+bool device_works(const comm::WorldOptions& options) {
+  if (!device::has_streams(options.device)) return true;
+  try {
+    const c10::impl::VirtualGuardImpl guard(options.device);
+    device::Stream::current(guard.getDevice()).record().synchronize();
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+// What one call of the loop has of copies.
+class SurvivingRun::Copies {
+ public:
+  // membership: null where no rank is started again.
+  Copies(const comm::World& world, const SurvivalOptions& options, comm::Membership* membership)
+      : world_(world),
+        folder_(folder_of(options)),
+        copy_every_(options.copy_every),
+        membership_(membership) {}
+
+  bool resume(const TrainedModule& model, ShardedOptimizer& optimizer, RunState& run) {
+    ZP_CHECK(!has_resumed_,
+             "SurvivingRun::resume: was called before in this call of the loop; "
+             "call it once, before the first step");
+    bool found = false;
+    if (!folder_.empty()) {
+      // Before the copy is read: from here on no former start of this run writes any more.
+      saver_.emplace(folder_, model.with(optimizer)->all_ranks(),
+                     StateSaverOptions{.keep_last = 1});
+      const nlohmann::json newest =
+          saving::settle(world_, "looking for a copy", nullptr, nullptr, [this](const auto&) {
+            const auto step = state::newest_valid_step_in(folder_);
+            return step ? nlohmann::json(*step) : nlohmann::json();
+          });
+      found = !newest.is_null();
+      if (found) load_state(folder_, model, optimizer, run, {.fall_back = true});
+    }
+    has_resumed_ = true;
+    last_step_ = run.step;
+    if (membership_ != nullptr) membership_->note_resume(run.step);
+    // All read what rank 0 has noted.
+    saving::throw_alike(world_, "going on", nullptr);
+    restarts_ = restarts_of(membership_);
+    return found;
+  }
+
+  void end_step(const TrainedModule& model, ShardedOptimizer& optimizer, const RunState& run) {
+    ZP_CHECK(has_resumed_,
+             "SurvivingRun::end_step: resume() was not called in this call of the "
+             "loop; call it before the first step, or a loop that is called again "
+             "begins anew");
+    ZP_CHECK(run.step > last_step_, "SurvivingRun::end_step: expected RunState::step above ",
+             last_step_, ", which the last call or resume() had, got ", run.step,
+             "; count it up after each step");
+    last_step_ = run.step;
+    if (++steps_ % copy_every_ != 0 || !saver_) return;
+    saver_->save(model, optimizer, run);
+  }
+
+  void finish() {
+    if (saver_) saver_->wait();
+  }
+
+  const std::vector<Restart>& restarts() const { return restarts_; }
+
+ private:
+  const comm::World world_;
+  const std::filesystem::path folder_;
+  const int64_t copy_every_;
+  comm::Membership* const membership_;
+  std::optional<StateSaver> saver_;
+  std::vector<Restart> restarts_;
+  bool has_resumed_ = false;
+  int64_t steps_ = 0;
+  int64_t last_step_ = 0;
+};
+
+SurvivingRun::SurvivingRun(std::unique_ptr<Copies> copies) : copies_(std::move(copies)) {}
+
+SurvivingRun::~SurvivingRun() = default;
+
+bool SurvivingRun::resume(const TrainedModule& model, ShardedOptimizer& optimizer, RunState& run) {
+  return copies_->resume(model, optimizer, run);
+}
+
+void SurvivingRun::end_step(const TrainedModule& model, ShardedOptimizer& optimizer,
+                            const RunState& run) {
+  copies_->end_step(model, optimizer, run);
+}
+
+const std::vector<Restart>& SurvivingRun::restarts() const {
+  return copies_->restarts();
+}
+
+bool ranks_are_restarted() {
+  return !comm::environment_variable(comm::detail::kGenerationsVariable).value_or("").empty();
+}
+
+void survive(const std::function<void(World&, SurvivingRun&)>& loop,
+             const SurvivalOptions& options) {
+  ZP_CHECK(options.copy_every > 0, "SurvivalOptions::copy_every: expected 1 or more, got ",
+           options.copy_every);
+  const auto membership = comm::Membership::from_environment();
+  for (;;) {
+    std::exception_ptr error;
+    std::string words = "an exception that is no std::exception";
+    try {
+      comm::World world =
+          membership ? membership->join(options.world) : World::from_environment(options.world);
+      SurvivingRun run(std::make_unique<SurvivingRun::Copies>(world, options, membership.get()));
+      loop(world, run);
+      run.copies_->finish();
+      // Whoever has returned can go back as long as another one may fail.
+      saving::throw_alike(world, "the end of the loop", nullptr);
+      return;
+    } catch (const std::exception& thrown) {
+      error = std::current_exception();
+      words = memory::message_of(thrown);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    if (!membership || !device_works(options.world)) std::rethrow_exception(error);
+    std::fprintf(stderr, "zeropage: rank %d of %d left its loop: %s\n", membership->place().rank,
+                 membership->place().world_size, words.c_str());
+    if (!membership->leave()) std::rethrow_exception(error);
+  }
+}
+
+}  // namespace zeropage

@@ -145,7 +145,7 @@ bool ranks_are_restarted() {
   return !comm::environment_variable(comm::detail::kGenerationsVariable).value_or("").empty();
 }
 
-void survive(const std::function<void(World&, SurvivingRun&)>& loop,
+void survive(const std::function<void(comm::World&, SurvivingRun&)>& loop,
              const SurvivalOptions& options) {
   ZP_CHECK(options.copy_every > 0, "SurvivalOptions::copy_every: expected 1 or more, got ",
            options.copy_every);
@@ -154,8 +154,8 @@ void survive(const std::function<void(World&, SurvivingRun&)>& loop,
     std::exception_ptr error;
     std::string words = "an exception that is no std::exception";
     try {
-      comm::World world =
-          membership ? membership->join(options.world) : World::from_environment(options.world);
+      comm::World world = membership ? membership->join(options.world)
+                                     : comm::World::from_environment(options.world);
       SurvivingRun run(std::make_unique<SurvivingRun::Copies>(world, options, membership.get()));
       loop(world, run);
       run.copies_->finish();

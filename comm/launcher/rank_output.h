@@ -63,9 +63,9 @@ class RankOutput {
     std::string text;
   };
 
-  const int rank_;
-  const std::size_t tail_lines_;
-  const bool shows_stacks_;
+  int rank_;
+  std::size_t tail_lines_;
+  bool shows_stacks_;
   std::deque<std::string> tail_;
   int64_t left_out_ = 0;
   std::optional<int> blamed_;

@@ -373,7 +373,7 @@ void TextRounds::wait_until_read(const std::string& round, int64_t readers) {
   auto pause = kFirstReadPause;
   while (count_readers(round, 0) < readers) {
     leave_sooner_without_ranks(leave_at);
-    if (Clock::now() > leave_at) return;
+    if (Clock::now() >= leave_at) return;
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, kLongReadPause);
   }
@@ -392,6 +392,10 @@ void TextRounds::wait_until_gone(const std::string& key) {
 
 // Who is lost reads nothing more; the others have long enough.
 void TextRounds::leave_sooner_without_ranks(std::chrono::steady_clock::time_point& leave_at) {
+  if (options_.has_ended && options_.has_ended()) {
+    leave_at = Clock::now();
+    return;
+  }
   const auto soon = Clock::now() + kTimeForReaders;
   if (soon < leave_at && !options_.lost_ranks().empty()) leave_at = soon;
 }

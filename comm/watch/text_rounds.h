@@ -44,6 +44,8 @@ class TextRounds {
     std::shared_ptr<Watch> watch;
     // What ranks are called that nobody needs to wait for any longer.
     std::function<std::vector<int>()> lost_ranks;
+    // Whether the ranks' launcher has told all of them that this world has ended. Empty: it tells nothing.
+    std::function<bool()> has_ended = {};
   };
   using Decide = std::function<std::string(const std::vector<std::string>& texts)>;
 

@@ -40,6 +40,10 @@ std::vector<int> WorldState::lost_ranks() const {
 }
 
 void WorldState::begin_texts() {
+  std::function<bool()> has_ended;
+  if (const auto& gone = root().place.gone) {
+    has_ended = [gone] { return !gone().empty(); };
+  }
   texts = std::make_unique<TextRounds>(
       TextRounds::Options{.store = store,
                           .rank = place.rank,
@@ -51,7 +55,8 @@ void WorldState::begin_texts() {
                           .where = where,
                           .deadline = deadline,
                           .watch = beside ? beside->watch : watch,
-                          .lost_ranks = [this] { return lost_ranks(); }});
+                          .lost_ranks = [this] { return lost_ranks(); },
+                          .has_ended = has_ended});
 }
 
 }  // namespace zeropage::comm::detail

@@ -45,7 +45,7 @@ struct SurvivalOptions {
   // folder on a disk the loop also goes on where a former launch ended.
   std::filesystem::path folder = {};
   // The worlds in which the loop runs.
-  WorldOptions world = {};
+  comm::WorldOptions world = {};
 };
 
 // Why the loop was called again, and how long that took.
@@ -76,7 +76,7 @@ class SurvivingRun {
   const std::vector<Restart>& restarts() const;
 
  private:
-  friend void survive(const std::function<void(World&, SurvivingRun&)>& loop,
+  friend void survive(const std::function<void(comm::World&, SurvivingRun&)>& loop,
                       const SurvivalOptions& options);
   class Copies;
   explicit SurvivingRun(std::unique_ptr<Copies> copies);
@@ -91,7 +91,7 @@ bool ranks_are_restarted();
 // returned on all ranks. Where the launcher starts no ranks again (its --restarts is 0 or used up, or it is none of ours), what the loop throws is
 // thrown; copies are then made only where options.folder says so. What the loop makes must not outlive its call. Once a process, in the
 // place of World::from_environment().
-void survive(const std::function<void(World&, SurvivingRun&)>& loop,
+void survive(const std::function<void(comm::World&, SurvivingRun&)>& loop,
              const SurvivalOptions& options = {});
 
 }  // namespace zeropage

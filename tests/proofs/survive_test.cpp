@@ -155,14 +155,14 @@ TEST(SurviveTest, ARankThatThrowsKeepsItsProcess) {
   EXPECT_EQ(hash_in(launched.out()), unbroken(3));
   EXPECT_THAT(launched.err(),
               HasSubstr("zeropage: rank 1 of 3 left its loop: the loader's disk went away"));
-  EXPECT_THAT(launched.out(), HasSubstr("restart: rank 1 left its loop with an error, step 6"));
+  EXPECT_THAT(launched.out(), ::testing::ContainsRegex("restart: rank 1 left its loop with an error, step [36]"));
 }
 
 TEST(SurviveTest, ARankThatEndsByItselfIsStartedAgain) {
   LaunchedProcess launched(launch({.fault = at_step(2, 7, [] { ::_exit(3); })}));
   EXPECT_EQ(launched.wait(), 0) << launched.err();
   EXPECT_EQ(hash_in(launched.out()), unbroken(3));
-  EXPECT_THAT(launched.out(), HasSubstr("restart: rank 2 exited with code 3, step 6"));
+  EXPECT_THAT(launched.out(), ::testing::ContainsRegex("restart: rank 2 exited with code 3, step [36]"));
 }
 
 TEST(SurviveTest, ARankThatStandsStillIsKilledAndStartedAgain) {

@@ -37,7 +37,9 @@ World Membership::join(const WorldOptions& options) {
     if (generations->current() == generation) return std::vector<int>();
     return std::vector<int>{generations->begin_of(generation + 1).rank};
   };
-  return {place, open_store(place, options.deadline), options};
+  World world(place, open_store(place, options.deadline), options);
+  met_ = world.state_;
+  return world;
 }
 
 bool Membership::leave() {

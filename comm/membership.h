@@ -20,6 +20,8 @@ class Membership {
 
   // Meets the others in the newest generation. Throws where one of them ends meanwhile.
   World join(const WorldOptions& options);
+  // Whether somebody still has that world.
+  bool world_lives() const { return !met_.expired(); }
   // After an error, when all that was of that world is gone. Waits until there is a newer generation; false: there will be none.
   bool leave();
 
@@ -34,6 +36,7 @@ class Membership {
   // What a world keeps of it may outlive this.
   const std::shared_ptr<detail::Generations> generations_;
   int joined_ = -1;
+  std::weak_ptr<detail::WorldState> met_;
 };
 
 }  // namespace zeropage::comm

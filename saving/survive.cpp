@@ -55,6 +55,11 @@ bool device_works(const comm::WorldOptions& options) {
   }
 }
 
+void say_left(const comm::Place& place, const std::string& why) {
+  std::fprintf(stderr, "zeropage: rank %d of %d left its loop: %s\n", place.rank, place.world_size,
+               why.c_str());
+}
+
 }  // namespace
 
 // What one call of the loop has of copies.
@@ -169,8 +174,15 @@ void survive(const std::function<void(comm::World&, SurvivingRun&)>& loop,
       error = std::current_exception();
     }
     if (!membership || !device_works(options.world)) std::rethrow_exception(error);
-    std::fprintf(stderr, "zeropage: rank %d of %d left its loop: %s\n", membership->place().rank,
-                 membership->place().world_size, words.c_str());
+    say_left(membership->place(), words);
+    if (membership->world_lives()) {
+      // The launcher starts this process again.
+      std::fprintf(stderr,
+                   "zeropage: what the loop made lives on behind it, such as a model, an optimizer "
+                   "or a World in a variable outside of the loop, so this process ends; let the "
+                   "loop own all of it\n");
+      std::rethrow_exception(error);
+    }
     if (!membership->leave()) std::rethrow_exception(error);
   }
 }

@@ -23,6 +23,7 @@
 #include "zeropage/plan.h"
 #include "zeropage/probe.h"
 #include "zeropage/profiler.h"
+#include "zeropage/survive.h"
 #include "zeropage/testing.h"
 #include "zeropage/text/token_file.h"
 #include "zeropage/text/tokenizer.h"

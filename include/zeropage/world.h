@@ -246,6 +246,7 @@ class World {
   World beside(const std::string& name, std::chrono::milliseconds deadline) const;
 
  private:
+  friend class Membership;
   friend class Mesh;
   using State = detail::WorldState;
   explicit World(std::shared_ptr<State> state) : state_(std::move(state)) {}

@@ -155,14 +155,31 @@ TEST(SurviveTest, ARankThatThrowsKeepsItsProcess) {
   EXPECT_EQ(hash_in(launched.out()), unbroken(3));
   EXPECT_THAT(launched.err(),
               HasSubstr("zeropage: rank 1 of 3 left its loop: the loader's disk went away"));
-  EXPECT_THAT(launched.out(), ::testing::ContainsRegex("restart: rank 1 left its loop with an error, step [36]"));
+  EXPECT_THAT(launched.out(),
+              ::testing::ContainsRegex("restart: rank 1 left its loop with an error, step [36]"));
+}
+
+// Such a process cannot begin anew.
+TEST(SurviveTest, ARankWhoseModelOutlivesTheLoopIsStartedAgain) {
+  static std::vector<comm::World> outside;
+  const Fault fault = [](comm::World& world, const SurvivingRun& run, int64_t step) {
+    if (!run.restarts().empty()) return;
+    if (world.rank() == 2 && step == 1) outside.push_back(world);
+    if (world.rank() == 0 && step == 7) die();
+  };
+  LaunchedProcess launched(launch({.fault = fault}));
+  EXPECT_EQ(launched.wait(), 0) << launched.err();
+  EXPECT_EQ(hash_in(launched.out()), unbroken(3));
+  EXPECT_THAT(launched.err(),
+              HasSubstr("[rank 2] zeropage: what the loop made lives on behind it"));
 }
 
 TEST(SurviveTest, ARankThatEndsByItselfIsStartedAgain) {
   LaunchedProcess launched(launch({.fault = at_step(2, 7, [] { ::_exit(3); })}));
   EXPECT_EQ(launched.wait(), 0) << launched.err();
   EXPECT_EQ(hash_in(launched.out()), unbroken(3));
-  EXPECT_THAT(launched.out(), ::testing::ContainsRegex("restart: rank 2 exited with code 3, step [36]"));
+  EXPECT_THAT(launched.out(),
+              ::testing::ContainsRegex("restart: rank 2 exited with code 3, step [36]"));
 }
 
 TEST(SurviveTest, ARankThatStandsStillIsKilledAndStartedAgain) {
@@ -173,6 +190,16 @@ TEST(SurviveTest, ARankThatStandsStillIsKilledAndStartedAgain) {
   EXPECT_EQ(hash_in(launched.out()), unbroken(3));
   EXPECT_THAT(launched.err(),
               HasSubstr("rank 1 did not leave its loop within 0.7 s: sending SIGKILL"));
+}
+
+TEST(SurviveTest, RanksThatAreOutOfStepOnceGoBack) {
+  const Fault fault = [](comm::World& world, const SurvivingRun& run, int64_t step) {
+    if (run.restarts().empty() && step == 7 && world.rank() == 1) world.sum(1.0);
+  };
+  LaunchedProcess launched(launch({.fault = fault}));
+  EXPECT_EQ(launched.wait(), 0) << launched.err();
+  EXPECT_EQ(hash_in(launched.out()), unbroken(3));
+  EXPECT_THAT(launched.err(), HasSubstr("out of step"));
 }
 
 TEST(SurviveTest, RanksThatDieTogetherAndDieAgainAreSurvived) {

@@ -5,6 +5,7 @@
 #include <thread>
 #include <utility>
 
+#include "comm/launcher/rank_output.h"
 #include "comm/uncaught_error.h"
 #include "zeropage/ledger.h"
 
@@ -42,8 +43,8 @@ World Membership::join(const WorldOptions& options) {
   return world;
 }
 
-bool Membership::leave() {
-  generations_->leave(place_.rank, joined_);
+bool Membership::leave(const std::string& words) {
+  generations_->leave(place_.rank, joined_, detail::blamed_in(words, place_.rank).value_or(-1));
   while (generations_->current() == joined_) {
     if (generations_->is_closed()) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));

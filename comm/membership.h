@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "comm/launcher/generations.h"
@@ -22,8 +23,9 @@ class Membership {
   World join(const WorldOptions& options);
   // Whether somebody still has that world.
   bool world_lives() const { return !met_.expired(); }
-  // After an error, when all that was of that world is gone. Waits until there is a newer generation; false: there will be none.
-  bool leave();
+  // After the error `words`, when all that was of that world is gone. Waits until there is a newer generation; false: there will be
+  // none.
+  bool leave(const std::string& words);
 
   // Behind the first generation: why each began, the oldest first.
   std::vector<detail::GenerationBegin> restarts() const;

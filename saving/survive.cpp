@@ -183,7 +183,7 @@ void survive(const std::function<void(comm::World&, SurvivingRun&)>& loop,
                    "loop own all of it\n");
       std::rethrow_exception(error);
     }
-    if (!membership->leave()) std::rethrow_exception(error);
+    if (!membership->leave(words)) std::rethrow_exception(error);
   }
 }
 

@@ -22,6 +22,7 @@ struct RankWords {
   std::atomic<int32_t> joined{-1};
   std::atomic<int32_t> left{-1};
   std::atomic<int64_t> left_at{0};
+  std::atomic<int32_t> blamed{-1};
 };
 static_assert(std::atomic<int32_t>::is_always_lock_free &&
               std::atomic<int64_t>::is_always_lock_free);
@@ -162,7 +163,8 @@ void Generations::join(int rank, int generation) {
   memory().words()[rank].joined.store(generation);
 }
 
-void Generations::leave(int rank, int generation) {
+void Generations::leave(int rank, int generation, int blamed) {
+  memory().words()[rank].blamed.store(blamed);
   memory().words()[rank].left_at.store(monotonic_nanoseconds());
   memory().words()[rank].left.store(generation);
 }
@@ -177,6 +179,11 @@ int Generations::left(int rank) const {
 
 int64_t Generations::left_at(int rank) const {
   return memory().words()[rank].left_at.load();
+}
+
+int Generations::blamed(int rank) const {
+  const int rank_named = memory().words()[rank].blamed.load();
+  return rank_named < ranks() ? rank_named : -1;
 }
 
 int64_t monotonic_nanoseconds() {

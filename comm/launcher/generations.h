@@ -78,12 +78,14 @@ class Generations {
 
   // Rank: it is in that generation, and no longer in one before; it has left it.
   void join(int rank, int generation);
-  void leave(int rank, int generation);
+  // blamed: the rank that its error says was lost; -1: the error is its own.
+  void leave(int rank, int generation, int blamed);
   // The newest that the rank has joined, and left; -1: none.
   int joined(int rank) const;
   int left(int rank) const;
-  // When it left that.
+  // When it left that, and whom it blames.
   int64_t left_at(int rank) const;
+  int blamed(int rank) const;
 
  private:
   struct Memory;

@@ -70,7 +70,9 @@ std::vector<int> RankRestarts::look() {
     if (!can_begin()) {
       close();
     } else if (monotonic_nanoseconds() - left_at > kNanosecondsForEnds) {
-      begin(BeginCause::kLeft, 0, *first, left_at);
+      // Whoever fails of itself may need longer to leave than those that lose it.
+      const int blamed = generations_.blamed(*first);
+      begin(BeginCause::kLeft, 0, blamed >= 0 ? blamed : *first, left_at);
     }
   }
   if (!kill_at_ || Clock::now() < *kill_at_) return {};

@@ -108,10 +108,12 @@ TEST(GenerationsTest, ARankFindsWhatItsLauncherWrote) {
   EXPECT_EQ(rank.current(), 0);
   EXPECT_EQ(rank.begin_of(0).port, 4711);
   rank.join(1, 0);
-  rank.leave(1, 0);
+  rank.leave(1, 0, 0);
   EXPECT_EQ(launcher.joined(1), 0);
   EXPECT_EQ(launcher.left(1), 0);
   EXPECT_EQ(launcher.left(0), -1);
+  EXPECT_EQ(launcher.blamed(1), 0);
+  EXPECT_EQ(launcher.blamed(0), -1);
   launcher.begin({.cause = detail::BeginCause::kSignal, .detail = 9, .rank = 1, .port = 4712});
   EXPECT_EQ(rank.current(), 1);
   EXPECT_EQ(rank.begin_of(1).words(), "rank 1 was killed by signal 9");

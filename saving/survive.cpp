@@ -87,6 +87,8 @@ class SurvivingRun::Copies {
             return step ? nlohmann::json(*step) : nlohmann::json();
           });
       found = !newest.is_null();
+      // A folder without room is found now, and not after the first steps.
+      if (!found) check_can_save(folder_, model, optimizer);
       if (found) load_state(folder_, model, optimizer, run, {.fall_back = true});
     }
     has_resumed_ = true;

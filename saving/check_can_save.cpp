@@ -2,9 +2,10 @@
 
 #include "saving/detail/collective_errors.h"
 #include "saving/detail/state_plan.h"
+#include "state/folder_probe.h"
+#include "state/folder_probe.h"
 #include "zero/model_parts.h"
 #include "zeropage/saving.h"
-#include "zeropage/state_folder.h"
 
 namespace zeropage {
 namespace {

@@ -8,10 +8,10 @@
 #include <map>
 #include <optional>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <system_error>
 #include <unistd.h>
 
+#include "state/folder_probe.h"
 #include "zeropage/saved_state.h"
 
 namespace zeropage::state {
@@ -21,7 +21,6 @@ namespace fs = std::filesystem;
 
 const std::string kStepPrefix = "step-";
 const std::string kWriting = ".writing";
-constexpr uint64_t kProbeBytes = 4096;
 
 // What is there, itself and not what a link leads to. The library's own would throw its own error where a
 // folder may not be read.
@@ -74,15 +73,6 @@ std::optional<int64_t> step_of(const fs::path& path) {
 
 void make_directory(const fs::path& path) {
   if (::mkdir(path.c_str(), 0755) != 0) throw_call_failed(path, "mkdir", errno);
-}
-
-// Where `latest` is, or is to be.
-void check_latest(const fs::path& folder) {
-  const fs::path latest = folder / kLatest;
-  if (fs::exists(status_of(latest)) && !fs::is_symlink(status_of(latest))) {
-    throw StateError(latest.string(), 0,
-                     "expected a symbolic link, got something else; move it away");
-  }
 }
 
 void move_to(const fs::path& from, const fs::path& to) {
@@ -269,37 +259,6 @@ void NewState::point_latest() const {
     if (errno != ENOENT) throw_call_failed(link, "rename to " + (folder / kLatest).string(), errno);
   }
   sync_directory(folder);
-}
-
-FolderProbe::FolderProbe(const fs::path& folder)
-    : folder_(fs::absolute(folder).lexically_normal()), file_(folder_ / ".probe.writing") {
-  make_folders(folder_);
-  check_latest(folder_);
-  // Left by a run that died.
-  remove_file(file_);
-  File(file_, File::Access::kCreate).allocate(kProbeBytes);
-}
-
-FolderProbe::~FolderProbe() {
-  ::unlink(file_.c_str());
-}
-
-void FolderProbe::check_room(uint64_t bytes) const {
-  struct statvfs status {};
-  if (::statvfs(folder_.c_str(), &status) != 0) throw_call_failed(folder_, "statvfs", errno);
-  const uint64_t available = static_cast<uint64_t>(status.f_bavail) * status.f_frsize;
-  if (available >= bytes) return;
-  throw StateError(folder_.string(), 0,
-                   "expected room for a state of " + std::to_string(bytes) + " bytes, got " +
-                       std::to_string(available) +
-                       " bytes free on its file system; make room there, or give another folder");
-}
-
-void write_to_probe(const fs::path& file) {
-  const std::string bytes(kProbeBytes, 'p');
-  File probe(file, File::Access::kWrite);
-  probe.write(0, bytes.data(), bytes.size());
-  probe.sync();
 }
 
 std::vector<fs::path> states_in(const fs::path& folder) {

@@ -65,27 +65,6 @@ class NewState {
   bool committed_ = false;
 };
 
-// A file that is written beside a folder's states to see whether states could be. Makes the folder, which
-// stays, if it is not there; the file goes with the probe.
-class FolderProbe {
- public:
-  // Throws where the folder cannot be made, takes no file, or has something else under `latest`.
-  explicit FolderProbe(const std::filesystem::path& folder);
-  ~FolderProbe();
-  FolderProbe(const FolderProbe&) = delete;
-  FolderProbe& operator=(const FolderProbe&) = delete;
-
-  const std::filesystem::path& file() const { return file_; }
-  // Throws where this user may take less than that on the folder's file system.
-  void check_room(uint64_t bytes) const;
-
- private:
-  const std::filesystem::path folder_;
-  const std::filesystem::path file_;
-};
-// Writes to a probe's file, from any process. Throws where it is not there or takes nothing.
-void write_to_probe(const std::filesystem::path& file);
-
 // Which states of a folder stay; only folders step-N count, ordered by N.
 struct Keep {
   int64_t last = 0;   // the newest ones; 0: all

@@ -9,6 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "state/folder_probe.h"
 #include "tests/harness/small_states.h"
 #include "zeropage/saved_state.h"
 

@@ -138,6 +138,14 @@ void ClassUpdate::visit_states(StateAccess access, const VisitState& visit) {
   if (!states.empty()) load_states(states);
 }
 
+void ClassUpdate::visit_memory(const VisitMemory& visit) {
+  for (const Tile& tile : tiles_) {
+    for (const OwnedState::Tensor& of : saved_state(tile).tensors) {
+      visit(of.values, memory::Kind::kOptimizerState);
+    }
+  }
+}
+
 // The form in which A::save() writes a group.
 void ClassUpdate::write_group(torch::serialize::OutputArchive& archive, size_t group) const {
   const OptimizerParamGroup& of_group = optimizer_->param_groups()[group];

@@ -112,13 +112,11 @@ void Parking::resume() {
 // Nothing is under way on the device behind it.
 void Parking::settle() const {
   sharded_.memory->check_stream("park()");
-  const std::string pending = sharded_.reducer->what_is_pending();
-  ZP_CHECK(
-      pending.empty(), "park(): ", pending,
-      ", and park() is for the time between two steps; call step() and zero_grad() first, which "
-      "leaves no gradient");
-  const std::string reason = sharded_.holders->settle();
-  ZP_CHECK(reason.empty(), "park(): ", reason);
+  std::string pending = sharded_.reducer->what_is_pending();
+  if (pending.empty()) pending = sharded_.holders->settle();
+  ZP_CHECK(pending.empty(), "park(): ", pending,
+           ", and park() is for the time between two steps; call step() and zero_grad() first, "
+           "which leaves no gradient");
   sharded_.in_place->check("park()");
   sharded_.reducer->release_zeroed();
   sharded_.paging->release_all("park()");

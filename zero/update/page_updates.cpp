@@ -166,8 +166,7 @@ void PageUpdates::visit_memory(const VisitMemory& visit) const {
 std::string PageUpdates::settle() const {
   if (!are_under_way()) return "";
   if (parameters_.options.offload.step == StepWhen::kInBackward) {
-    return "backward() has begun the step (StepWhen::kInBackward), which changes what is to leave; "
-           "call step() first";
+    return "backward() has begun the step (StepWhen::kInBackward)";
   }
   // One step late: its values go to the device in the next step.
   for (const OfPage& of_page : updates_) {

@@ -1,7 +1,7 @@
 // A model that is parked has nothing on its device, and goes on with the bits of one that never was.
-#include <algorithm>
+#include <filesystem>
 #include <functional>
-#include <optional>
+#include <memory>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,6 +12,8 @@
 #include "tests/harness/ranks.h"
 #include "tests/harness/reference.h"
 #include "tests/harness/tiny_models.h"
+#include "zeropage/adafactor.h"
+#include "zeropage/lamb.h"
 #include "zeropage/zeropage.h"
 
 namespace zeropage::parking_test {
@@ -240,7 +242,9 @@ std::vector<torch::Tensor> trained_by_two(int stage, const std::string& park_in)
       EXPECT_EQ(held_here(), 0);
       model.resume();
     }
-    if (view.defined()) EXPECT_TRUE(torch::equal(view, model->last->weight.view({-1})));
+    if (view.defined()) {
+      EXPECT_TRUE(torch::equal(view, model->last->weight.view({-1})));
+    }
     average.swap_in();
     const auto state = full_state(model);
     if (world.rank() != 0) return;

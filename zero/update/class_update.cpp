@@ -139,9 +139,10 @@ void ClassUpdate::visit_states(StateAccess access, const VisitState& visit) {
 }
 
 void ClassUpdate::visit_memory(const VisitMemory& visit) {
-  for (const Tile& tile : tiles_) {
-    for (const OwnedState::Tensor& of : saved_state(tile).tensors) {
-      visit(of.values, memory::Kind::kOptimizerState);
+  if (!optimizer_) return;
+  for (const auto& [key, state] : optimizer_->state()) {
+    for (const at::Tensor& of : tensors_in_place([&](auto& to) { state->serialize(to); })) {
+      visit(of, memory::Kind::kOptimizerState);
     }
   }
 }

@@ -1,5 +1,5 @@
 // A model that is parked has nothing on its device, and goes on with the bits of one that never was.
-#include <filesystem>
+#include <cerrno>
 #include <functional>
 #include <memory>
 
@@ -8,6 +8,7 @@
 
 #include "tests/harness/disk_folder.h"
 #include "tests/harness/errors.h"
+#include "tests/harness/faulty_device.h"
 #include "tests/harness/mixed_precision_reference.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/reference.h"
@@ -527,6 +528,44 @@ TEST_P(ParkIsRefusedTest, WithoutAPlaceForIt) {
     EXPECT_EQ(error_of_park(model), "");
     EXPECT_THAT(error_of_park(model), HasSubstr("parked already"));
     model.resume();
+  });
+}
+
+// Also where one rank has written all of its own.
+TEST_P(ParkIsRefusedTest, OnADiskThatIsFull) {
+  const DiskFolder full;
+  const auto script = std::make_shared<DeviceScript>();
+  script->faults = {{.direction = Direction::kWrite, .first = 0, .count = 1000, .error = ENOSPC}};
+  const offload::detail::WrappedDisk disk(full.path(), faulty(script));
+  on_ranks([&](Model& model, auto&, int rank) {
+    const auto before = model->table.clone();
+    EXPECT_THAT(error_of([&] { model.park(Tier::kNvme, rank == 1 ? full.path() : disk_.path()); }),
+                HasSubstr("rank-1.parked"));
+    EXPECT_TRUE(full.empty());
+    EXPECT_TRUE(disk_.empty());
+    EXPECT_TRUE(torch::equal(before, model->table));
+    EXPECT_EQ(memory::Ledger::current()->offloaded(Tier::kNvme).total(), 0);
+  });
+}
+
+// What a disk does not give back stays there, and so does all else.
+TEST_P(ParkIsRefusedTest, ButNotLostWhereItCannotBeRead) {
+  const DiskFolder broken;
+  const auto script = std::make_shared<DeviceScript>();
+  script->faults = {{.direction = Direction::kRead, .first = 0, .count = 8, .error = EIO}};
+  const offload::detail::WrappedDisk disk(broken.path(), faulty(script));
+  on_ranks([&](Model& model, auto&, int rank) {
+    const auto before = model->table.clone();
+    model.park(Tier::kNvme, rank == 1 ? broken.path() : disk_.path());
+    int tries = 0;
+    for (; model.is_parked() && tries < 20; ++tries) {
+      const std::string error = error_of([&] { model.resume(); });
+      EXPECT_EQ(model.is_parked(), !error.empty());
+      if (!model.is_parked()) break;
+      EXPECT_THAT(error_of([&] { model->table.sum(); }), HasSubstr("parked"));
+    }
+    EXPECT_GT(tries, 0);
+    EXPECT_TRUE(torch::equal(before, model->table));
   });
 }
 

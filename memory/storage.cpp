@@ -9,9 +9,6 @@
 
 namespace zeropage::memory {
 
-namespace {
-
-// The bytes of `flat` from element `offset` on; keeps `flat` alive.
 c10::DataPtr data_within(const at::Tensor& flat, int64_t offset, int64_t bytes) {
   TORCH_INTERNAL_ASSERT(flat.dim() == 1 && flat.is_contiguous());
   const int64_t first = offset * base::narrow<int64_t>(flat.element_size());
@@ -20,8 +17,6 @@ c10::DataPtr data_within(const at::Tensor& flat, int64_t offset, int64_t bytes) 
   return {data == nullptr ? nullptr : data + first, new at::Tensor(flat),
           [](void* kept) { delete static_cast<at::Tensor*>(kept); }, flat.device()};
 }
-
-}  // namespace
 
 int64_t storage_numel(const at::Tensor& tensor) {
   return base::div_exact(base::narrow<int64_t>(tensor.storage().nbytes()),

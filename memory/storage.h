@@ -22,6 +22,8 @@ void drop_memory(c10::StorageImpl& storage);
 // Makes the storage, which has as many bytes, live in `flat`, without a copy of what it had.
 void give_memory(c10::StorageImpl& storage, const at::Tensor& flat);
 
+// `bytes` of the memory of `flat`, from element `offset` on; keeps it alive.
+c10::DataPtr data_within(const at::Tensor& flat, int64_t offset, int64_t bytes);
 // A storage of numel elements in `flat`, from element `offset` on; it keeps `flat` alive.
 c10::Storage storage_within(const at::Tensor& flat, int64_t offset, int64_t numel);
 // A storage of that many bytes with a null pointer.

@@ -20,7 +20,18 @@ bool same_elements_as_bits(const at::Tensor& left, const at::Tensor& right) {
 
 }  // namespace
 
-AveragedPages::AveragedPages(const ModelRef& model, double decay) : model_(model), decay_(decay) {
+AveragedPages::AveragedPages(const ModelRef& model, double decay)
+    : model_(model),
+      decay_(decay),
+      holder_(model_->sharded().holders->add({.visit =
+                                                  [this](const VisitMemory& visit) {
+                                                    constexpr auto kKind =
+                                                        memory::Kind::kOptimizerState;
+                                                    for (const auto& of : average_)
+                                                      visit(of, kKind);
+                                                    for (const auto& of : own_) visit(of, kKind);
+                                                  },
+                                              .settle = [] { return std::string(); }})) {
   ZP_CHECK(decay_ >= 0 && decay_ < 1, "WeightAverage: expected a decay in [0, 1), got ", decay_);
   const PlacedParameters& parameters = model_->parameters();
   for (size_t index = 0; index < parameters.size(); ++index) {

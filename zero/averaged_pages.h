@@ -4,12 +4,14 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include <ATen/core/TensorBody.h>
 
+#include "zero/pages/memory_holders.h"
 #include "zeropage/detail/range.h"
 #include "zeropage/owned_shards.h"
 
@@ -45,6 +47,7 @@ class AveragedPages {
   std::vector<at::Tensor> average_;                     // by page: [owned numel] fp32
   std::vector<at::Tensor> own_;  // the model's, while swapped in; as average_, in the exact dtype
   bool is_swapped_in_ = false;
+  const std::shared_ptr<const MemoryHolder> holder_;
 };
 
 }  // namespace zeropage::zero

@@ -201,6 +201,18 @@ NoSync DistributedDataParallelBase::no_sync() {
   return NoSync(wrapped_->sharded());
 }
 
+void DistributedDataParallelBase::park(memory::Tier tier, const std::string& nvme_directory) {
+  wrapped_->parking().park(tier, nvme_directory);
+}
+
+void DistributedDataParallelBase::resume() {
+  wrapped_->parking().resume();
+}
+
+bool DistributedDataParallelBase::is_parked() const {
+  return wrapped_->parking().is_parked();
+}
+
 at::Tensor DistributedDataParallelBase::cast_input(const at::Tensor& tensor) const {
   const auto& dtype = wrapped_->options().compute_dtype;
   return dtype && tensor.defined() && tensor.is_floating_point() ? tensor.to(*dtype) : tensor;

@@ -73,6 +73,7 @@ GatheredParameters::Held::Held(const ModelRef& model, const std::vector<at::Tens
       reducer(model->sharded().reducer),
       modified(modified),
       exceptions(std::uncaught_exceptions()) {
+  model->sharded().memory->check_not_parked("GatheredParameters");
   const auto root = modified.only_rank();
   ZP_CHECK(!root || (*root >= 0 && *root < model->world().size()),
            "GatheredParameters: Modified::on_rank(", *root, "): expected a rank below ",

@@ -138,6 +138,21 @@ class DistributedDataParallelBase {
   // Refused with world_invariant, which adds up the ranks first.
   [[nodiscard]] NoSync no_sync();
 
+  // Moves all that the model and its optimizers have on the device to another tier, for a program that uses the device
+  // meanwhile: parameters, master weights, optimizer states, buffers, what a WeightAverage keeps. Nothing of it is left on the
+  // device's ledger, and what is free goes back to the device and the operating system. What was offloaded stays where
+  // it is. resume() brings the same bits back: training goes on as if neither had been called.
+  //
+  // tier: kHost, where the device is not the host, or kNvme. nvme_directory: a folder on a local disk, for a scratch file of each
+  // rank, which goes with resume() or the model; "" for options.offload.nvme_directory.
+  //
+  // Between two steps, with gradients zeroed. Until resume() whatever reads or writes a parameter, a buffer or a state throws.
+  // Where a rank has no room, all ranks throw and nothing has changed; if resume() throws, the model is parked still.
+  // Both are collective over all_ranks(). Cost: a copy of these bytes each, and two buffers of 16 MiB while it is made.
+  void park(memory::Tier tier, const std::string& nvme_directory = "");
+  void resume();
+  bool is_parked() const;
+
   // What gathers of sharded parameters have cost since wrapping; all zero if no parameter is sharded.
   memory::PagingStatistics paging() const;
 

@@ -103,6 +103,52 @@ const int kAverages =
              // lerp_ rounds otherwise at the ends of vectors, and shards end elsewhere.
              {.over = Over::kFp32, .tolerance = 1e-6});
 
+// On the host the tier is a disk.
+const int kParks =
+    is_right(kGroup, "parks the model after each step, and trains on", [](auto& run) {
+      const DiskFolder disk;
+      auto model = run.wrap(make<Mlp>());
+      auto optimizer = run.template optimizer<AdamW>(model, AdamWOptions(0.01));
+      for (int step = 0; step < 3; ++step) {
+        train_step(run, model, *optimizer, step);
+        optimizer->zero_grad();
+        if constexpr (std::decay_t<decltype(run)>::kOurs) {
+          model.park(Tier::kNvme, disk.path());
+          model.resume();
+        }
+      }
+      return everything(run, model);
+    });
+
+template <typename Run, typename Use>
+void while_parked(Run& run, const Use& use) {
+  const DiskFolder disk;
+  auto model = run.wrap(make<Mlp>());
+  Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
+  model.park(Tier::kNvme, disk.path());
+  use(model, optimizer);
+}
+
+const int kParkedForward =
+    is_refused(kGroup, "calls the model while it is parked", "forward(): the model is parked",
+               "`model.resume()`", [](auto& run) {
+                 while_parked(run, [](auto& model, auto&) { model(samples_of(0, 0).inputs); });
+               });
+const int kParkedStep = is_refused(
+    kGroup, "steps while the model is parked", "step(): the model is parked", "`model.resume()`",
+    [](auto& run) { while_parked(run, [](auto&, auto& optimizer) { optimizer.step(); }); });
+const int kParkedRead = is_refused(
+    kGroup, "reads a parameter while the model is parked", "parked", "`model.resume()`",
+    [](auto& run) { while_parked(run, [](auto& model, auto&) { model->first->bias.sum(); }); });
+const int kParkedEarly = is_refused(kGroup, "parks the model between backward and step",
+                                    "has a gradient, and park() is for the time between two steps",
+                                    "`step()` and `zero_grad()`", [](auto& run) {
+                                      const DiskFolder disk;
+                                      auto model = run.wrap(make<Mlp>());
+                                      backward_of_step(run, model, 0);
+                                      model.park(Tier::kNvme, disk.path());
+                                    });
+
 const int kWrites =
     is_refused(kGroup, "writes to what it has read of a parameter's shard",
                "Inplace update to inference tensor outside InferenceMode is not allowed",

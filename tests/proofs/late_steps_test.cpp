@@ -48,6 +48,7 @@ class FlaggedUpdate final : public zero::PageUpdate {
   bool reads_found_inf() const override { return true; }
   void uncount_step() override { --steps_; }
   void visit_states(zero::StateAccess /*access*/, const VisitState& /*visit*/) override {}
+  void visit_memory(const zero::VisitMemory& /*visit*/) override {}
   void set_updates(int64_t updates) override { steps_ = updates; }
 
   void step(const torch::Tensor& of_part, const zero::HasGradient& has_gradient,

@@ -139,6 +139,8 @@ Setting random_setting(Dice& dice, const Script& script, bool pipelines) {
         dice.any_of({ReduceMicroSteps::kAuto, ReduceMicroSteps::kEach, ReduceMicroSteps::kOnce});
   }
   setting.saves_aside = dice.one_in(3);
+  // Without a throw of the dice, so that seeds keep their scripts.
+  setting.parks = script.seed % 3 == 0;
   choose_costs(dice, script, setting);
   if (pipelines) cut_into_stages(dice, script, setting);
   return setting;

@@ -136,7 +136,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(
     Setting, stage, data, tensor, context, expert, is_by_heads, pipeline, chunks, order, is_alone,
     is_deferred, shard_within, optimizer, parameters, when, kept, reduced, page_bytes, stays,
     prefetch_bytes, minimum_sharded_bytes, secondary_shard_within, offloaded_bytes,
-    gradient_budget_bytes, is_by_class, saves_aside, spread)
+    gradient_budget_bytes, is_by_class, saves_aside, parks, spread)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Accumulation, is_on, weighs, clip_norm, clip_value)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Script, seed, units, rule, values, states,
                                                 sends_floats, keeps_low, masters,

@@ -151,7 +151,8 @@ struct Setting {
   int64_t gradient_budget_bytes = 0;  // of an accumulator that reduces once where they fit
   bool is_by_class = false;           // the update
   bool saves_aside = false;           // its state, while training goes on
-  int spread = 1;  // ranks whose micro-batches each rank runs, one after the other
+  bool parks = false;  // the whole module to NVMe and back, whenever gradients are zeroed
+  int spread = 1;      // ranks whose micro-batches each rank runs, one after the other
 
   int shares() const { return data * expert; }  // ranks that have samples of their own
   int ranks() const { return pipeline * shares() * context * tensor; }

@@ -50,7 +50,8 @@ struct Said {
   std::set<std::pair<int, bool>> contexts;  // ranks of it, and whether by heads
   std::set<LowPrecisionUpdate> masters;
   std::set<Reshard> stays;
-  std::set<bool> sends_floats, keeps_low, is_world_invariant, autocasts, is_by_class, saves_aside;
+  std::set<bool> sends_floats, keeps_low, is_world_invariant, autocasts, is_by_class, saves_aside,
+      parks;
   std::set<int64_t> prefetch_bytes, minimum_sharded_bytes, offloaded_bytes, gradient_budgets;
   std::set<int> secondary_shards;
 
@@ -71,6 +72,7 @@ struct Said {
       stays.insert(setting.stays);
       is_by_class.insert(setting.is_by_class);
       saves_aside.insert(setting.saves_aside);
+      parks.insert(setting.parks);
       prefetch_bytes.insert(setting.prefetch_bytes);
       minimum_sharded_bytes.insert(setting.minimum_sharded_bytes);
       secondary_shards.insert(setting.secondary_shard_within);
@@ -109,6 +111,7 @@ TEST(ScriptsTest, SayEachWordWithinAThousandSeeds) {
   EXPECT_EQ(said.autocasts.size(), 2U);
   EXPECT_EQ(said.is_by_class.size(), 2U);
   EXPECT_EQ(said.saves_aside.size(), 2U);
+  EXPECT_EQ(said.parks.size(), 2U);
   EXPECT_EQ(said.prefetch_bytes.size(), 3U);
   EXPECT_EQ(said.minimum_sharded_bytes.size(), 3U);
   EXPECT_EQ(said.secondary_shards.size(), 2U);

@@ -121,6 +121,7 @@ Script shrunk(Script script, const std::function<bool(const Script&)>& is_still)
       in_setting([](Setting& of) { of.gradient_budget_bytes = 0; });
       in_setting([](Setting& of) { of.is_by_class = false; });
       in_setting([](Setting& of) { of.saves_aside = false; });
+      in_setting([](Setting& of) { of.parks = false; });
       in_setting([](Setting& of) { of.page_bytes = 1 << 20; });
     }
     for (size_t index = 0; index < script.actions.size(); ++index) {

@@ -248,6 +248,7 @@ void Side::act(const Action& action) {
       } else {
         module_->zero_grad(action.which == 2);
       }
+      if (action.which % 2 == 0) after_zero_grad();
       return;
     case Does::kClip:
       if (made_ > 0) look_at_mean();

@@ -103,6 +103,8 @@ class Side {
   virtual void update_balance() = 0;
   // Whether this is the rank that does what it should not do alone.
   virtual bool is_odd_one() const = 0;
+  // Gradients were just zeroed, to none.
+  virtual void after_zero_grad() {}
 
   void see(const std::string& what, const torch::Tensor& value);
   int units_of(const Action& action) const;

@@ -23,7 +23,7 @@ Script twin_of(Script script) {
     setting.kept = Kept::kAll;
     // By whose blocks states in 8 bits are quantised.
     if (script.states != StateFormat::k8Bit) setting.page_bytes = 1 << 20;
-    setting.is_alone = setting.is_deferred = setting.saves_aside = false;
+    setting.is_alone = setting.is_deferred = setting.saves_aside = setting.parks = false;
     // That takes any number of micro-batches.
     setting.order = setting.chunks > 1 ? ScheduleKind::kInterleaved : ScheduleKind::kGPipe;
     if (has_ties(script) || setting.tensor > 1) continue;

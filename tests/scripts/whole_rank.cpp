@@ -1,4 +1,5 @@
 #include <optional>
+#include <string>
 
 #include "tests/scripts/loop_rank.h"
 #include "zeropage/context_parallel.h"
@@ -30,6 +31,20 @@ class WholeRank final : public LoopRank {
     }
     make_optimizers(*model_);
     make_accumulator();
+    folder_ = folder;
+  }
+  void after_zero_grad() override {
+    if (!setting_.parks) return;
+    try {
+      model_->park(Tier::kNvme, folder_);
+    } catch (const c10::Error& error) {
+      // Within an accumulation, or where a backward has begun the step.
+      if (memory::message_of(error).find("for the time between two steps") == std::string::npos) {
+        throw;
+      }
+      return;
+    }
+    model_->resume();
   }
   ModelRef model() override { return *model_; }
   TrainedModule trained() override { return *model_; }
@@ -42,6 +57,7 @@ class WholeRank final : public LoopRank {
   void set_training(bool is_on) override { model_->train(is_on); }
 
   std::optional<DistributedDataParallel<std::shared_ptr<ComposedModule>>> model_;
+  std::string folder_;
 };
 
 }  // namespace

@@ -295,6 +295,7 @@ void GradientReducer::after_accumulate(size_t parameter) {
 void GradientReducer::enter_backward() {
   const int task = torch::autograd::get_current_graph_task_id();
   if (task == backward_) return;
+  paging_->check_not_parked("backward()");
   if (backward_ != kNoBackward) {
     ZP_CHECK(
         !reductions_.have_begun(),
@@ -346,7 +347,19 @@ void GradientReducer::end_reducing_backward() {
   agreement_->take_backward_result(own_hashes, agreed_on);
 }
 
+std::string GradientReducer::what_is_pending() const {
+  if (backward_ != kNoBackward) return "a backward has not ended, or ended by an exception";
+  if (no_syncs_ > 0) return "a no_sync() guard is alive";
+  if (plan().accumulates()) return "it is in the middle of an accumulation";
+  for (size_t index = 0; index < training_.size(); ++index) {
+    if (!training_.gradient(index).defined()) continue;
+    return "parameter \"" + training_.name(index) + "\" has a gradient";
+  }
+  return "";
+}
+
 void GradientReducer::reduce() {
+  paging_->check_not_parked("what reads gradients");
   ZP_CHECK(
       backward_ == kNoBackward,
       "step() after a backward that ended by an exception: its gradients are incomplete; zero them "

@@ -174,6 +174,8 @@ class GradientReducer {
   void release_zeroed() { reductions_.release_zeroed(); }
   // Drops all gradients, and what is kept of earlier ones. Throws where one is in use, and drops none.
   void drop();
+  // What there is of a step that has not ended, in words; "" between zero_grad() and the next backward.
+  std::string what_is_pending() const;
 
   GradientBuckets& buckets() const { return *buckets_; }
   // Whether micro-steps are summed as one tree over them and the ranks.

@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 
+#include "memory/absent_storage.h"
 #include "operators/operator_interceptor.h"
 #include "optim/bit_hashes.h"
 #include "zero/pages/value_hash.h"
@@ -26,6 +27,11 @@ bool has_bytes_here(const at::Tensor& tensor) {
 // Its elements as they lie.
 at::Tensor flat_of(const at::Tensor& dense) {
   return dense.detach().as_strided({dense.numel()}, {1});
+}
+
+// Another model that has it too may be parked.
+bool has_memory(const at::Tensor& tensor) {
+  return tensor.has_storage() && !memory::is_absent(*tensor.storage().unsafeGetStorageImpl());
 }
 
 uint64_t hash_of_round(const at::Tensor& tensor, uint64_t round) {
@@ -76,6 +82,20 @@ void BufferSync::note_sent(Buffer& buffer) {
 bool BufferSync::is_compared(const Buffer& buffer) {
   return !is_always_sent(buffer.tensor) && buffer.tensor.is_non_overlapping_and_dense() &&
          buffer.tensor.numel() > 0 && !has_trace_of_write(buffer);
+}
+
+void BufferSync::begin_move() {
+  for (Buffer& buffer : buffers_) {
+    buffer.is_where_it_was =
+        has_memory(buffer.tensor) && buffer.tensor.const_data_ptr() == buffer.address;
+  }
+}
+
+void BufferSync::end_move() {
+  for (Buffer& buffer : buffers_) {
+    if (!buffer.is_where_it_was || !has_memory(buffer.tensor)) continue;
+    buffer.address = buffer.tensor.const_data_ptr();
+  }
 }
 
 uint64_t BufferSync::hash_unwritten() const {

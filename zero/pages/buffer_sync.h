@@ -47,6 +47,10 @@ class BufferSync {
   // The same of those that some rank has written to, which the ranks tell each other first, unless there are none at all.
   void broadcast_written_from_rank_zero();
 
+  // Around a move of the buffers' memory, which is no write to them.
+  void begin_move();
+  void end_move();
+
   // A hash of the buffers that nobody has written to, as far as this rank knows. Where it knows more than the others, hashes
   // differ, and what ranks then say in words leaves out what was written.
   uint64_t hash_unwritten() const;
@@ -62,6 +66,7 @@ class BufferSync {
     const void* address = nullptr;
     std::vector<uint64_t>
         hashes;  // of the lines of each round; one of all where it is small; empty: not on the host
+    bool is_where_it_was = false;  // when a move began
   };
 
   static bool is_always_sent(const at::Tensor& tensor);

@@ -55,6 +55,14 @@ void MasterWeights::visit_owned(size_t page, TierStorage::Use use,
   visit({memory_->owned(page), kept_[page].copy, kept_[page].remainders});
 }
 
+void MasterWeights::visit(const VisitMemory& visit) const {
+  for (size_t page = 0; page < kept_.size(); ++page) {
+    if (!pages_->offloads_optimizer(page)) visit(kept_[page].copy, memory::Kind::kMasterWeights);
+    visit(kept_[page].remainders, memory::Kind::kMasterWeights);
+  }
+  written_.visit(visit);
+}
+
 // The optimizer updates a copy in another tier, and the parameters are not there for a look.
 bool MasterWeights::is_copied_elsewhere(size_t page) const {
   return kept_[page].copy.defined() && pages_->offloads_optimizer(page) &&

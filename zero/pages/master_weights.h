@@ -49,6 +49,9 @@ class MasterWeights {
   void visit_owned(size_t page, TierStorage::Use use,
                    const std::function<void(const Owned&)>& visit) const;
 
+  // What of it is on the device.
+  void visit(const VisitMemory& visit) const;
+
   // All pages have their values, and writes to them are noticed from here on.
   void begin_noticing();
   // They take over what was written to parameters since then, or since the last update or load.

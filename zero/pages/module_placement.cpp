@@ -28,17 +28,24 @@ at::Tensor as_given(const at::Tensor& tensor) {
 }  // namespace
 
 ModulePlacement::ModulePlacement(std::shared_ptr<const ParameterPages> pages,
-                                 const std::shared_ptr<const PageMemory>& memory)
-    : pages_(std::move(pages)) {
+                                 std::shared_ptr<const PageMemory> memory)
+    : pages_(std::move(pages)), memory_(std::move(memory)) {
   for (const PlacedParameter& placed : pages_->parameters()) {
     const at::Tensor& tensor = placed.parameter.tensor;
     in_place_.push_back(tensor.detach());
-    Place& place = places_.emplace_back();
-    place.storage = tensor.storage().unsafeGetStorageImpl();
+    places_.push_back({.storage = tensor.storage().unsafeGetStorageImpl()});
+  }
+  note_moved();
+}
+
+void ModulePlacement::note_moved() {
+  for (size_t index = 0; index < places_.size(); ++index) {
+    const PlacedParameter& placed = pages_->parameters()[index];
+    const at::Tensor& tensor = in_place_[index];
     // Without memory there is no address either.
     if (pages_->is_sharded(placed.page) || tensor.numel() == 0 || tensor.is_meta()) continue;
-    place.first = static_cast<const char*>(memory->whole(placed.page).const_data_ptr()) +
-                  placed.offset * static_cast<int64_t>(tensor.element_size());
+    places_[index].first = static_cast<const char*>(memory_->whole(placed.page).const_data_ptr()) +
+                           placed.offset * static_cast<int64_t>(tensor.element_size());
   }
 }
 
@@ -50,6 +57,7 @@ bool ModulePlacement::has(size_t parameter) const {
 }
 
 void ModulePlacement::check(const char* who) const {
+  memory_->check_not_parked(who);
   const size_t elsewhere = first_in_parallel(in_place_.size(), [this](size_t index) {
     const auto& parameters = pages_->parameters();
     look_ahead(index, places_.size(), [&](size_t other) { return &parameters.impl(other); });

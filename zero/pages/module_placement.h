@@ -19,10 +19,12 @@ class ModulePlacement {
  public:
   // Parameters are in their pages.
   ModulePlacement(std::shared_ptr<const ParameterPages> pages,
-                  const std::shared_ptr<const PageMemory>& memory);
+                  std::shared_ptr<const PageMemory> memory);
 
   const PlacedParameters& parameters() const { return pages_->parameters(); }
-  // Throws if a parameter no longer lives in its page. who: "step()".
+  // The pages have other memory, and parameters are there.
+  void note_moved();
+  // Throws if a parameter no longer lives in its page, or the model is parked. who: "step()".
   void check(const char* who) const;
   // The same in a pass of the caller's: whether one still lives there, and check()'s error.
   bool has(size_t parameter) const;
@@ -37,6 +39,7 @@ class ModulePlacement {
   void put_back(size_t parameter, std::string& wrong) const;
 
   const std::shared_ptr<const ParameterPages> pages_;
+  const std::shared_ptr<const PageMemory> memory_;
   // Where a parameter is in its page.
   struct Place {
     const c10::StorageImpl* storage = nullptr;  // kept by in_place_

@@ -59,6 +59,18 @@ comm::Pending PageMemory::start_gather_shards(size_t page) const {
   return start_all_gather(page);
 }
 
+void PageMemory::visit(const VisitMemory& visit) const {
+  for (size_t page = 0; page < memory_.size(); ++page) {
+    if (!pages_->offloads_parameters(page)) visit(memory_[page].owned, memory::Kind::kParameter);
+  }
+}
+
+void PageMemory::check_not_parked(const char* who) const {
+  ZP_CHECK(!is_parked_, who,
+           ": the model is parked, and its parameters, states and buffers have no memory; call "
+           "resume() of the wrapped model first, on all ranks");
+}
+
 void PageMemory::check_stream(const char* who) const {
   const c10::Device device = pages_->world().communicator().device();
   ZP_CHECK(

@@ -14,6 +14,7 @@
 #include <ATen/core/TensorBody.h>
 
 #include "device/stream.h"
+#include "zero/pages/memory_holders.h"
 #include "zero/pages/parameter_pages.h"
 #include "zeropage/communicator.h"
 
@@ -41,6 +42,13 @@ class PageMemory {
   // come and go in that one's order. who: "forward()".
   void check_stream(const char* who) const;
 
+  // The device's part of it.
+  void visit(const VisitMemory& visit) const;
+  // While the model is parked (zero/setup/parking.h) its memory is elsewhere. who: "step()".
+  void set_parked(bool is_parked) { is_parked_ = is_parked; }
+  bool is_parked() const { return is_parked_; }
+  void check_not_parked(const char* who) const;
+
  private:
   struct OfPage {
     at::Tensor whole;  // [padded_numel]; undefined for a sharded page
@@ -53,6 +61,7 @@ class PageMemory {
   const std::shared_ptr<const ParameterPages> pages_;
   const device::Stream compute_;
   std::vector<OfPage> memory_;  // by page
+  bool is_parked_ = false;
 };
 
 }  // namespace zeropage::zero

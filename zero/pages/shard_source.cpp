@@ -76,7 +76,13 @@ int64_t ShardSource::bytes_of_last(int64_t shard_bytes) const {
   return entry.is_whole() ? 0 : shard_bytes * entry.ranks.size();
 }
 
+void ShardSource::visit_secondary(const VisitMemory& visit) {
+  end_pass();
+  for (const Entry& entry : entries_) visit(entry.secondary, kind_);
+}
+
 paging::Fetch ShardSource::start_fetch(size_t page) {
+  if (before_fetch_) before_fetch_();
   Entry& entry = entries_[page];
   const at::Tensor shard = entry.shard();
   if (entry.is_whole()) return {shard, {}};

@@ -28,6 +28,7 @@
 #include "device/stream.h"
 #include "paging/pager.h"
 #include "zero/layout/shard_layout.h"
+#include "zero/pages/memory_holders.h"
 #include "zero/tiers/page_offload.h"
 #include "zeropage/ledger.h"
 #include "zeropage/world.h"
@@ -64,6 +65,11 @@ class ShardSource final : public paging::PageSource {
   int64_t add_shard(const comm::World& ranks, const PageLayout& layout, c10::ScalarType dtype,
                     std::function<at::Tensor()> shard);
 
+  // Called before each fetch, which does not take place where it throws.
+  void set_before_fetch(std::function<void()> call) { before_fetch_ = std::move(call); }
+  // Its memory from step to step: secondary shards, whose values are forgotten.
+  void visit_secondary(const VisitMemory& visit);
+
   paging::Fetch start_fetch(size_t page) override;
   void write_back(size_t page, const at::Tensor& buffer) override;
   void end_use(size_t page) override;
@@ -98,6 +104,7 @@ class ShardSource final : public paging::PageSource {
   const memory::Kind kind_;
   const std::shared_ptr<memory::Ledger> ledger_;  // of the rank
   const device::Stream gathers_;
+  std::function<void()> before_fetch_;  // empty: nobody
   std::vector<Entry> entries_;
 };
 

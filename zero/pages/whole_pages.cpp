@@ -24,6 +24,9 @@ WholePages::WholePages(std::shared_ptr<const ParameterPages> pages,
   auto made = std::make_unique<ShardSource>(pages_->shards(), "page", kHint,
                                             memory::Kind::kParameter, pages_->worlds().secondary);
   ShardSource& source = *made;
+  source_ = made.get();
+  source.set_before_fetch(
+      [memory = memory_] { memory->check_not_parked("an operator on a parameter, or a guard"); });
   pager_ = paging::Pager::make(std::move(made), options);
   for (size_t page = 0; page < pager_index_.size(); ++page) {
     if (pages_->is_sharded(page)) hand_over(page, source, user_writes);

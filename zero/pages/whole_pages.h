@@ -38,6 +38,13 @@ class WholePages {
   // The same for all sharded pages, of which none is resident from here on. Throws if one is in use.
   // who: "step()".
   void release_all(const char* who) const;
+  // What this rank has of them beside its shards, whose values are forgotten. REQUIRES: release_all().
+  void visit(const VisitMemory& visit) const {
+    if (source_ != nullptr) source_->visit_secondary(visit);
+  }
+  // PageMemory::check_not_parked().
+  void check_not_parked(const char* who) const { memory_->check_not_parked(who); }
+
   // Gives back what need not stay between backward and step.
   void end_backward() const;
   // A step has ended, and with it a pass over the pages.
@@ -48,6 +55,7 @@ class WholePages {
 
   const std::shared_ptr<const ParameterPages> pages_;
   const std::shared_ptr<const PageMemory> memory_;
+  ShardSource* source_ = nullptr;  // owned by pager_
   std::shared_ptr<paging::Pager> pager_;
   std::vector<size_t> pager_index_;  // by page
 };

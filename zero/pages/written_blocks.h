@@ -14,6 +14,8 @@
 
 #include <ATen/core/TensorBody.h>
 
+#include "zero/pages/memory_holders.h"
+
 namespace zeropage::zero {
 
 class WrittenBlocks {
@@ -25,6 +27,13 @@ class WrittenBlocks {
   // What the pages have is from here on what they were left with.
   void note();
   void note(size_t page);
+
+  // The hashes.
+  void visit(const VisitMemory& visit) const {
+    for (const auto& [page, of_page] : pages_) {
+      visit(of_page.hashes, memory::Kind::kActivationAndOther);
+    }
+  }
 
   // Calls take_over(page, blocks) for each page that was written to since. blocks: int64 [written], on
   // the page's device.

@@ -12,6 +12,7 @@
 #include "zero/layout/module_parameters.h"
 #include "zero/norms/norm_sums.h"
 #include "zero/pages/make_pages.h"
+#include "zero/pages/memory_holders.h"
 #include "zero/setup/step_facts.h"
 #include "zeropage/options.h"
 #include "zeropage/world.h"
@@ -39,6 +40,8 @@ struct ShardedModel : PageParts {
   Options options;
   std::shared_ptr<memory::MemoryLimitScope> limits;
   std::shared_ptr<StepFacts> facts;  // for the advice of those limits
+  // Who keeps memory for it beside these.
+  std::shared_ptr<MemoryHolders> holders = std::make_shared<MemoryHolders>();
 };
 
 // Shards a wrapped module, whose gradients are averaged in backward. tape: of a module that was constructed

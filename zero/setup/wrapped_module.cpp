@@ -42,6 +42,7 @@ WrappedModule::WrappedModule(std::shared_ptr<torch::nn::Module> module, RanksOfM
       options_(options),
       sharded_(shard_module_parameters(*module_, ranks_.data, ranks_.tensor, options, tape)),
       buffers_(std::make_shared<BufferSync>(ranks_.data, buffers_by_name(*module_))),
+      parking_(ranks_.all, sharded_, module_, buffers_),
       forwards_(parallel::context::split_attention_of(*module_), ranks_.data) {
   buffers_->broadcast_all_from_rank_zero();
   for (const PlacedParameter& placed : sharded_.pages->parameters()) {
@@ -108,6 +109,7 @@ void WrappedModule::send_buffers_beside_gradients() {
 }
 
 void WrappedModule::before_forward(int64_t samples) {
+  sharded_.memory->check_not_parked("forward()");
   sharded_.memory->check_stream("forward()");
   check_module();
   // An evaluation may use other memory: scripts swap averaged weights in by set_data(), and back.

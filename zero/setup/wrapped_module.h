@@ -14,6 +14,7 @@
 #include "operators/operator_labels.h"
 #include "parallel/context/split_attention.h"
 #include "zero/pages/buffer_sync.h"
+#include "zero/setup/parking.h"
 #include "zero/setup/sharded_model.h"
 #include "zeropage/options.h"
 #include "zeropage/world.h"
@@ -38,6 +39,7 @@ class WrappedModule {
   const comm::World& all_ranks() const { return ranks_.all; }
   const Options& options() const { return options_; }
   const ShardedModel& sharded() const { return sharded_; }
+  Parking& parking() { return parking_; }
 
   // Collective after parameters were unfrozen, and where buffers are broadcast.
   // samples: in dimension 0 of its first tensor; 0: not known.
@@ -59,6 +61,7 @@ class WrappedModule {
   const ShardedModel sharded_;
   // After the parameters: a deferred module's buffers come with them.
   const std::shared_ptr<BufferSync> buffers_;
+  Parking parking_;
   std::vector<int64_t> versions_;  // of the parameters, when the module was wrapped
   const std::shared_ptr<std::atomic<bool>> has_reduced_ =
       std::make_shared<std::atomic<bool>>(false);

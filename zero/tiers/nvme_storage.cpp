@@ -166,6 +166,20 @@ int64_t NvmeStorage::buffer_bytes() const {
   return kBuffers * largest_buffer_bytes();
 }
 
+void NvmeStorage::release_buffers() {
+  const std::lock_guard lock(mutex_);
+  for (; !writing_.empty(); writing_.pop_front()) writing_.front().end.wait();
+  for (auto& [page, records] : records_) {
+    for (Record& record : records) {
+      if (record.uses > 0) continue;
+      // It was read ahead.
+      std::exchange(record.reading, {}).wait();
+      record.buffer.reset();
+    }
+  }
+  idle_.clear();
+}
+
 std::string NvmeStorage::describe() const {
   const std::lock_guard lock(mutex_);
   std::string lines;

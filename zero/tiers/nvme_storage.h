@@ -42,6 +42,7 @@ class NvmeStorage final : public TierStorage {
   void release(size_t page, Use use) override;
   bool stays() const override { return false; }
   int64_t buffer_bytes() const override;
+  void release_buffers() override;
 
   // Where, how and how much; "" before the first use.
   std::string describe() const override;

@@ -64,6 +64,12 @@ int64_t PageOffload::buffer_bytes() const {
   return values_->buffer_bytes() + states_->buffer_bytes() + parameters_->buffer_bytes();
 }
 
+void PageOffload::release_buffers() {
+  values_->release_buffers();
+  states_->release_buffers();
+  parameters_->release_buffers();
+}
+
 std::string PageOffload::describe() const {
   std::string lines;
   for (const TierStorage* storage : {values_.get(), states_.get(), parameters_.get()}) {

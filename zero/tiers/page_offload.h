@@ -50,6 +50,9 @@ class PageOffload {
   // Buffers on the host through which what is on a disk passes; 0 before the first use.
   int64_t buffer_bytes() const;
 
+  // Gives them back until they are used again.
+  void release_buffers();
+
   // What the tier storages on disk did, in lines; "" for none.
   std::string describe() const;
 

@@ -55,6 +55,8 @@ class TierStorage {
   virtual bool stays() const { return true; }
   // On the host, through which tensors pass that have none there; 0 before the first use.
   virtual int64_t buffer_bytes() const { return 0; }
+  // Gives back those that nobody uses, until there is a use. Waits for what is being written.
+  virtual void release_buffers() {}
 
  protected:
   TierStorage() = default;

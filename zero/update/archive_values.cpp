@@ -15,6 +15,15 @@ using torch::serialize::OutputArchive;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
+// An archive keeps the tensors that are written to it, and gives them only as copies, from its bytes. A private member may be
+// named where a template is instantiated explicitly.
+template <auto kMember>
+struct NamedModule {
+  friend torch::jit::Module& module_of(OutputArchive& archive) { return archive.*kMember; }
+};
+torch::jit::Module& module_of(OutputArchive& archive);
+template struct NamedModule<&OutputArchive::module_>;
+
 // JSON has neither infinities nor NaN.
 json json_of(double value) {
   if (std::isfinite(value)) return value;
@@ -93,6 +102,16 @@ std::vector<std::pair<std::string, c10::IValue>> saved_values(const Save& save) 
   std::vector<std::pair<std::string, c10::IValue>> values = all_values(save);
   std::erase_if(values, [](const auto& named) { return named.second.isObject(); });
   return values;
+}
+
+std::vector<at::Tensor> tensors_in_place(const Save& save) {
+  OutputArchive output;
+  save(output);
+  std::vector<at::Tensor> tensors;
+  for (const auto& named : module_of(output).named_attributes(/*recurse=*/false)) {
+    if (named.value.isTensor()) tensors.push_back(named.value.toTensor());
+  }
+  return tensors;
 }
 
 void load_filled(const Save& fill, const Load& load) {

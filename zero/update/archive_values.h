@@ -22,6 +22,8 @@ using Load = std::function<void(torch::serialize::InputArchive&)>;
 
 // By name, as they were written, archives within the archive left out.
 std::vector<std::pair<std::string, c10::IValue>> saved_values(const Save& save);
+// The tensors among them, as `save` wrote them: no copies.
+std::vector<at::Tensor> tensors_in_place(const Save& save);
 
 // Calls load with what fill has written.
 void load_filled(const Save& fill, const Load& load);

@@ -138,6 +138,15 @@ void ClassUpdate::visit_states(StateAccess access, const VisitState& visit) {
   if (!states.empty()) load_states(states);
 }
 
+void ClassUpdate::visit_memory(const VisitMemory& visit) {
+  if (!optimizer_) return;
+  for (const auto& [key, state] : optimizer_->state()) {
+    for (const at::Tensor& of : tensors_in_place([&](auto& to) { state->serialize(to); })) {
+      visit(of, memory::Kind::kOptimizerState);
+    }
+  }
+}
+
 // The form in which A::save() writes a group.
 void ClassUpdate::write_group(torch::serialize::OutputArchive& archive, size_t group) const {
   const OptimizerParamGroup& of_group = optimizer_->param_groups()[group];

@@ -28,6 +28,7 @@ class ClassUpdate final : public PageUpdate {
   // without that number counts as having stepped when the optimizer has. Throws where it saves anything
   // else, or does not load what it saved. kWrite costs the states once more.
   void visit_states(StateAccess access, const VisitState& visit) override;
+  void visit_memory(const VisitMemory& visit) override;
   void set_updates(int64_t updates) override { steps_ = updates; }
 
  private:

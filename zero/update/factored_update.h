@@ -32,6 +32,11 @@ class FactoredUpdate final : public PageUpdate, private FactoredParameters {
   void step(const at::Tensor& gradient, const HasGradient& has_gradient,
             const optim::GradientFactors& factors, const Directions& directions) override;
   void visit_states(StateAccess access, const VisitState& visit) override;
+  void visit_memory(const VisitMemory& visit) override {
+    for (const Shard& shard : shards_) {
+      for (const at::Tensor& of : shard.moments) visit(of, memory::Kind::kOptimizerState);
+    }
+  }
   // Each shard counts its steps.
   void set_updates(int64_t /*updates*/) override {}
   FactoredParameters* factored() override { return this; }

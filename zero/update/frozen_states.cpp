@@ -53,6 +53,15 @@ void FrozenStates::visit(size_t page, const Visit& visit) {
   for (OwnedState& state : at->second) visit(page, state);
 }
 
+void FrozenStates::visit_memory(const VisitMemory& visit) const {
+  for (const auto& [page, states] : by_page_) {
+    for (const OwnedState& state : states) {
+      for (const auto& of : state.tensors) visit(of.values, memory::Kind::kOptimizerState);
+      for (const auto& of : state.whole_tensors) visit(of.values, memory::Kind::kOptimizerState);
+    }
+  }
+}
+
 void FrozenStates::write_to(size_t page, OwnedState& state) const {
   for (const OwnedState& kept : by_page_.at(page)) {
     if (kept.parameter != state.parameter) continue;

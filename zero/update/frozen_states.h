@@ -9,6 +9,7 @@
 #include <map>
 #include <vector>
 
+#include "zero/pages/memory_holders.h"
 #include "zero/update/page_update.h"
 
 namespace zeropage::zero {
@@ -23,6 +24,8 @@ class FrozenStates {
   using EndPage = std::function<void(size_t page)>;
   void visit(const Visit& visit, const EndPage& end_page);
   void visit(size_t page, const Visit& visit);
+
+  void visit_memory(const VisitMemory& visit) const;
 
   // state: of a parameter of the page, as an update has it to be written to (PageUpdate::visit_states).
   void write_to(size_t page, OwnedState& state) const;

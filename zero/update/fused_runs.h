@@ -68,6 +68,8 @@ class FusedRuns {
   std::vector<FusedShard>& shards() { return shards_; }
   const std::vector<FusedShard>& shards() const { return shards_; }
 
+  void visit_memory(const VisitMemory& visit) const { states_.visit_memory(visit); }
+
   // Changes with the runs and their states, and with note_loaded().
   uint64_t version() const { return version_; }
   // Steps of shards were set, and not made.

@@ -42,6 +42,12 @@ class FusedUpdate final : public PageUpdate {
   void visit_states(StateAccess access, const VisitState& visit) override {
     saved_.visit_states(access, visit);
   }
+  void visit_memory(const VisitMemory& visit) override {
+    runs_.visit_memory(visit);
+    // Their tables are on a CUDA device.
+    calls_.clear();
+    runs_.note_loaded();
+  }
   // Each shard counts its steps.
   void set_updates(int64_t /*updates*/) override {}
 

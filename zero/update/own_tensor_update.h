@@ -27,6 +27,11 @@ class OwnTensorUpdate final : public PageUpdate {
                        const optim::GradientFactors& factors, const at::Tensor& directions,
                        const std::function<void()>& on_values) override;
   void visit_states(StateAccess access, const VisitState& visit) override;
+  void visit_memory(const VisitMemory& visit) override {
+    for (const Shard& shard : shards_) {
+      for (const at::Tensor& of : shard.states) visit(of, memory::Kind::kOptimizerState);
+    }
+  }
   // Each parameter counts its steps.
   void set_updates(int64_t /*updates*/) override {}
 

@@ -14,6 +14,7 @@
 #include "optim/fused_step.h"
 #include "zero/gradients/gradient_presence.h"
 #include "zero/layout/shard_layout.h"
+#include "zero/pages/memory_holders.h"
 #include "zero/tiers/tier_storage.h"
 #include "zeropage/detail/state_format.h"
 
@@ -127,6 +128,9 @@ class PageUpdate {
   // tensors are the state's own memory, or a copy in fp32 of states in 8 bits.
   using VisitState = std::function<void(OwnedState&)>;
   virtual void visit_states(StateAccess access, const VisitState& visit) = 0;
+  // Calls visit for the memory of its states on the device of the values. What it makes anew at each change of its
+  // calls goes.
+  virtual void visit_memory(const VisitMemory& visit) = 0;
   // Steps of the optimizer so far, for what counts them itself.
   virtual void set_updates(int64_t updates) = 0;
 

@@ -30,7 +30,10 @@ PageUpdates::PageUpdates(ShardedModel parameters, const UpdateFactory& factory,
     : parameters_(std::move(parameters)),
       factory_(factory),
       groups_(groups),
-      steps_(make_steps(parameters_.pages->page_offload(), factory_.algorithm())) {
+      steps_(make_steps(parameters_.pages->page_offload(), factory_.algorithm())),
+      holder_(parameters_.holders->add(
+          {.visit = [this](const VisitMemory& visit) { visit_memory(visit); },
+           .settle = [this] { return settle(); }})) {
   const ParameterPages& pages = *parameters_.pages;
   for (size_t page = 0; page < pages.layouts().size(); ++page) {
     if (!pages.layouts()[page].requires_grad) continue;
@@ -153,6 +156,23 @@ bool PageUpdates::are_under_way() const {
   return std::any_of(updates_.begin(), updates_.end(), [this](const OfPage& of_page) {
     return of_page.part && steps_->started(*of_page.part);
   });
+}
+
+void PageUpdates::visit_memory(const VisitMemory& visit) const {
+  for (const OfPage& of_page : updates_) of_page.update->visit_memory(visit);
+  frozen_states_.visit_memory(visit);
+}
+
+std::string PageUpdates::settle() const {
+  if (!are_under_way()) return "";
+  if (parameters_.options.offload.step == StepWhen::kInBackward) {
+    return "backward() has begun the step (StepWhen::kInBackward)";
+  }
+  // One step late: its values go to the device in the next step.
+  for (const OfPage& of_page : updates_) {
+    if (of_page.part) steps_->wait(*of_page.part);
+  }
+  return "";
 }
 
 void PageUpdates::visit_states(const OfPage& of_page, StateAccess access,

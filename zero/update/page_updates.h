@@ -64,6 +64,8 @@ class PageUpdates {
                     const std::function<void(size_t page)>& end_page) const;
 
  private:
+  void visit_memory(const VisitMemory& visit) const;
+  std::string settle() const;
   OfPage make(size_t page) const;
   OfPage make_offloaded(size_t page) const;
   void adopt_pages(int64_t steps);
@@ -77,7 +79,8 @@ class PageUpdates {
   FrozenStates frozen_states_;
   size_t known_groups_ = 0;                // of updates_
   uint64_t known_training_ = 0;            // of the pages, when updates_ were made
-  std::unique_ptr<OffloadedSteps> steps_;  // last: its thread uses updates_
+  std::unique_ptr<OffloadedSteps> steps_;  // behind updates_, which its thread uses
+  const std::shared_ptr<const MemoryHolder> holder_;
 };
 
 }  // namespace zeropage::zero

@@ -23,6 +23,7 @@ ShardedUpdates::ShardedUpdates(ShardedModel parameters, torch::optim::Optimizer&
       witness_(optimizer, class_name()),
       groups_(parameters_.pages, parameters_.options, optimizer.param_groups()),
       agreement_(parameters_.agreement, groups_, class_name(), factory_.algorithm().options) {
+  parameters_.memory->check_not_parked("the constructor of an Optimizer");
   check_class_takes_options(optimizer);
   check_memory_holds_states();
   updates_ = std::make_unique<PageUpdates>(parameters_, factory_, groups_);
@@ -137,6 +138,7 @@ void ShardedUpdates::set_steps(int64_t steps) {
 
 void ShardedUpdates::begin_visit() {
   check_whole("reading or writing the optimizer's state");
+  parameters_.memory->check_not_parked("reading or writing the optimizer's state");
   witness_.check("reading or writing the optimizer's state");
   resolve_verdict();
   ZP_CHECK(parameters_.options.offload.step != StepWhen::kOneStepLate,
@@ -179,6 +181,7 @@ void ShardedUpdates::step() {
   const memory::SpanScope span(memory::Span::What::kRange, "step");
   const torch::NoGradGuard no_grad;
   check_whole("step()");
+  parameters_.memory->check_not_parked("step()");
   resolve_verdict();
   parameters_.memory->check_stream("step()");
   StepGradients& gradients = *parameters_.gradients;

@@ -29,6 +29,15 @@ class StateBlocks {
   // Makes those of the states that the block has not yet.
   void extend(size_t block, const Beginning& beginning);
 
+  // Those that are in no tier.
+  void visit_memory(const VisitMemory& visit) const {
+    if (part_.states != nullptr) return;
+    for (const Block& block : blocks_) {
+      for (const at::Tensor& of : block.states) visit(of, memory::Kind::kOptimizerState);
+      for (const at::Tensor& of : block.scales) visit(of, memory::Kind::kOptimizerState);
+    }
+  }
+
   // [numel] each.
   const std::vector<at::Tensor>& states(size_t block) const { return blocks_[block].states; }
   // [scales] each.

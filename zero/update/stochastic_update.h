@@ -37,6 +37,8 @@ class StochasticUpdate final : public PageUpdate {
   void visit_states(StateAccess access, const VisitState& visit) override {
     update_->visit_states(access, visit);
   }
+  // The values in fp32 are there within step() alone.
+  void visit_memory(const VisitMemory& visit) override { update_->visit_memory(visit); }
   void set_updates(int64_t updates) override {
     steps_ = static_cast<uint64_t>(updates);
     update_->set_updates(updates);

@@ -26,14 +26,16 @@ Membership::Membership(Place place, detail::Generations generations)
 }
 
 World Membership::join(const WorldOptions& options) {
-  const bool is_first = joined_ < 0;
   joined_ = generations_->current();
   generations_->join(place_.rank, joined_);
   Place place = place_;
   place.attempt = c10::str(place_.attempt, ".", joined_);
   // The socket of the first start is at its port.
-  if (!is_first || joined_ > 0) place.store_socket = -1;
+  if (joined_ > 0) place.store_socket = -1;
   place.master_port = static_cast<uint16_t>(generations_->begin_of(joined_).port);
+  if (!place.rendezvous_file.empty() && joined_ > 0) {
+    place.rendezvous_file += c10::str(".", joined_);
+  }
   place.gone = [generations = generations_, generation = joined_] {
     if (generations->current() == generation) return std::vector<int>();
     return std::vector<int>{generations->begin_of(generation + 1).rank};

@@ -405,6 +405,29 @@ TEST(ExpertsOverRanksTest, SendTheBytesOfTheFormulaInASimulatedWorldToo) {
   });
 }
 
+// Wrapping brings weights that had values when they were cut.
+TEST(ExpertsOverRanksTest, OfAModuleWithValuesAreSentInASimulatedWorldToo) {
+  const std::vector<MeshAxis> axes = {{"data", 1}, {"expert", 2}};
+  const World simulated = World::simulated({.topology = comm::Topology::even(2, 2)});
+  const Mesh described(simulated, axes);
+  DeferredModule recorded([] { return Experts(ExpertsOptions(kWidth, 12, 12, 2)); });
+  Experts without_memory = recorded.module();
+  expert_parallel(without_memory, described);
+  const DistributedDataParallel<Experts> model(without_memory, described);
+  const int64_t expected = described["expert"].communicator().wire_traffic().broadcast.bytes;
+  // Three matrices of all experts.
+  EXPECT_GE(expected, 3 * 12 * 12 * kWidth * static_cast<int64_t>(sizeof(float)));
+  run_ranks(2, [&](World& world) {
+    const Mesh mesh(world, axes);
+    Experts layer(ExpertsOptions(kWidth, 12, 12, 2));
+    expert_parallel(layer, mesh);
+    const DistributedDataParallel<Experts> real(layer, mesh);
+    if (world.rank() == 0) {
+      EXPECT_EQ(mesh["expert"].communicator().wire_traffic().broadcast.bytes, expected);
+    }
+  });
+}
+
 TEST(ExpertsOverRanksTest, StayWholeWhereWeightsAreFewerBytesThanTokens) {
   run_ranks(2, [](World& world) {
     const Mesh mesh(world, {{"data", 1}, {"expert", 2}});

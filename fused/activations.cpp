@@ -31,7 +31,7 @@ void for_each_stretch(int64_t numel, const Body& body) {
 
 Tensor gate_forward(const Tensor& given_gate, const Tensor& given_value) {
   const std::optional<void*> stream = kernel_stream(given_gate);
-  if (!has_loops(given_gate) && !stream) {
+  if (!has_one_pass(given_gate, stream)) {
     const auto wide = wide_type(given_gate);
     return (at::silu(given_gate.to(wide)) * given_value.to(wide)).to(given_gate.scalar_type());
   }
@@ -52,7 +52,7 @@ Tensor gate_forward(const Tensor& given_gate, const Tensor& given_value) {
 TwoTensors gate_backward(const Tensor& given_gradient, const Tensor& given_gate,
                          const Tensor& given_value) {
   const std::optional<void*> stream = kernel_stream(given_gate);
-  if (!has_loops(given_gate) && !stream) {
+  if (!has_one_pass(given_gate, stream)) {
     const auto wide = wide_type(given_gate), dtype = given_gate.scalar_type();
     const Tensor gate = given_gate.to(wide), gradient = given_gradient.to(wide);
     const Tensor sigmoid = at::sigmoid(gate);
@@ -107,7 +107,7 @@ GeluForm form_of(bool tanh) {
 
 Tensor gelu_forward(const Tensor& given_input, const Tensor& given_bias, bool tanh) {
   const std::optional<void*> stream = kernel_stream(given_input);
-  if (!has_loops(given_input) && !stream) {
+  if (!has_one_pass(given_input, stream)) {
     const auto wide = wide_type(given_input);
     return at::gelu(given_input.to(wide) + given_bias.to(wide), approximation(tanh))
         .to(given_input.scalar_type());
@@ -137,7 +137,7 @@ TwoTensors gelu_backward(const Tensor& given_gradient, const Tensor& given_input
                          const Tensor& given_bias, bool tanh) {
   const int64_t width = given_bias.numel();
   const std::optional<void*> stream = kernel_stream(given_input);
-  if (!has_loops(given_input) && !stream) {
+  if (!has_one_pass(given_input, stream)) {
     const auto wide = wide_type(given_input);
     const Tensor of_input = at::gelu_backward(
         given_gradient.to(wide), given_input.to(wide) + given_bias.to(wide), approximation(tanh));

@@ -78,7 +78,7 @@ NormResults normalise(const Tensor& input, const Tensor& residual, const Tensor&
   const Tensor rows = input.contiguous();
   const Tensor added = residual.defined() ? residual.contiguous() : residual;
   const std::optional<void*> stream = kernel_stream(input);
-  if (!has_loops(input) && !stream)
+  if (!has_one_pass(input, stream))
     return normalise_composed(rows, added, weight, bias, centred, epsilon);
   return normalise_in_one_pass(stream, rows, added, weight.contiguous(),
                                bias.defined() ? bias.contiguous() : bias, centred, epsilon);
@@ -152,7 +152,7 @@ NormGradients norm_backward(const Tensor& gradient, const OptionalTensor& gradie
   Tensor of_sum = value_or_none(gradient_of_sum);
   if (of_sum.defined()) of_sum = of_sum.contiguous();
   const std::optional<void*> stream = kernel_stream(sum);
-  if (!has_loops(sum) && !stream) {
+  if (!has_one_pass(sum, stream)) {
     return norm_gradients_composed(rows, of_sum, sum, weight, value_or_none(means), inverses,
                                    of_weight, of_bias);
   }

@@ -7,9 +7,7 @@
 namespace zeropage::fused {
 
 std::optional<void*> kernel_stream(const at::Tensor& tensor) {
-  const at::ScalarType dtype = tensor.scalar_type();
-  const bool is_known = dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
-  if (!tensor.is_cuda() || !is_known || !cuda::are_built()) return std::nullopt;
+  if (!tensor.is_cuda() || !is_of_loops(tensor) || !cuda::are_built()) return std::nullopt;
   return optim::cuda::current_stream(tensor.device());
 }
 

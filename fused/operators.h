@@ -20,19 +20,31 @@ inline at::ScalarType wide_type(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
+// Whether it has the element type of loops and kernels.
+inline bool is_of_loops(const at::Tensor& tensor) {
+  const at::ScalarType dtype = tensor.scalar_type();
+  return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf;
+}
+
 // Whether cpu/loops.h has loops for it.
 inline bool has_loops(const at::Tensor& tensor) {
-  const at::ScalarType dtype = tensor.scalar_type();
-  return tensor.is_cpu() && (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf);
+  return tensor.is_cpu() && is_of_loops(tensor);
 }
 
 // The stream on which kernels for it run, as a cudaStream_t; nothing where there are none for it: other devices, fp64, a build without
 // CUDA.
 std::optional<void*> kernel_stream(const at::Tensor& tensor);
 
-// Calls visit.template operator()<T>() for the element type of a tensor that has_loops(), or kernels.
+// Whether an operator on it makes one pass, by loops or by kernels of that stream, rather than several by LibTorch's operators. A tensor
+// without elements (meta) stands for one that does, so that a simulated run holds what one pass holds.
+inline bool has_one_pass(const at::Tensor& tensor, const std::optional<void*>& stream) {
+  return stream || has_loops(tensor) || (tensor.is_meta() && is_of_loops(tensor));
+}
+
+// Calls visit.template operator()<T>() for the element type of a tensor that has_one_pass(). One without elements has none to visit.
 template <typename Visit>
 void visit_elements(const at::Tensor& tensor, const Visit& visit) {
+  if (tensor.is_meta()) return;
   switch (tensor.scalar_type()) {
     case at::kFloat:
       return visit.template operator()<float>();

@@ -58,7 +58,7 @@ Tensor rotate_in_one_pass(std::optional<void*> stream, const Tensor& given, cons
 
 Tensor rotate(const Tensor& heads, const Tensor& cosines, const Tensor& sines, bool back) {
   const std::optional<void*> stream = kernel_stream(heads);
-  if (!has_loops(heads) && !stream) return rotate_composed(heads, cosines, sines, back);
+  if (!has_one_pass(heads, stream)) return rotate_composed(heads, cosines, sines, back);
   return rotate_in_one_pass(stream, heads, cosines.contiguous(), sines.contiguous(), back);
 }
 

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 
+#include "operators/dispatch_keys.h"
 #include "operators/operator_schema.h"
+#include "operators/tensor_mark.h"
+#include "zeropage/check.h"
 
 namespace zeropage::checkpointing::detail {
 namespace {
@@ -10,6 +13,24 @@ namespace {
 // What a forward that is not planned leaves free of its budget: so many of its largest values, but
 // at least a quarter, and at most a third, for what is evicted comes back in chains.
 constexpr int64_t kReservedValues = 8;
+
+// The operator of parallel/ by which a rank's experts get the rows of other ranks.
+constexpr const char* kExchangeOfRows = "zeropage::experts_exchange_rows";
+
+// Whether it takes a parameter that lies in a page. The slices that a layer has of a parameter carry the trap's key at every stage.
+bool takes_a_page(at::ArrayRef<c10::IValue> arguments) {
+  const auto is_marked = [](const at::Tensor& tensor) {
+    return operators::mark_of(tensor) != nullptr ||
+           (tensor.is_view() && operators::mark_of(at::Tensor(tensor._base())) != nullptr);
+  };
+  for (const c10::IValue& argument : arguments) {
+    for (const at::Tensor& tensor : operators::tensors_in(argument)) {
+      if (!tensor.defined() || !tensor.key_set().has(operators::kTrapKey)) continue;
+      if (!is_marked(tensor)) return true;
+    }
+  }
+  return false;
+}
 
 // Whether a replay that finds all saved values at hand repeats a product, by what is saved by now: a function
 // of the user's saves its inputs after it has run.
@@ -27,6 +48,16 @@ bool takes_flops(Value& value) {
 
 bool SelectiveDrops::drops(Value& value) const {
   return !takes_flops(value);
+}
+
+void CheapestDrops::see(const Operation& operation, at::ArrayRef<c10::IValue> arguments) {
+  gathers_ = gathers_ || (operation.gathers && takes_a_page(arguments));
+  ZP_CHECK(
+      !gathers_ || operation.name != kExchangeOfRows,
+      "recompute: expected no budget where tokens travel to experts on other ranks and "
+      "parameters are sharded, got one: ranks get other numbers of tokens, so what fits on one "
+      "does not on another, and all must gather the same pages; recompute selectively or by "
+      "blocks, take checkpointed regions, or a stage below 3");
 }
 
 void CheapestDrops::keep(const std::shared_ptr<Value>& value, const ValueTable& values) {
@@ -114,7 +145,8 @@ bool BlockDrops::keeps_after_all(const Value& value) const {
          block_of(value) != now_;
 }
 
-void PlannedDrops::see(const Operation& operation, at::ArrayRef<c10::IValue> /*arguments*/) {
+void PlannedDrops::see(const Operation& operation, at::ArrayRef<c10::IValue> arguments) {
+  unplanned_.see(operation, arguments);
   if (departed_) return;
   const auto& planned = plan_->signatures;
   departed_ = operation.index >= planned.size() || planned[operation.index] != operation.signature;

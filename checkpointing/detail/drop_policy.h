@@ -29,7 +29,8 @@ class DropPolicy {
   int64_t least_bytes() const { return least_bytes_; }
   // Whether a policy may drop the value at all.
   bool may_drop(const Value& value) const {
-    return value.bytes >= least_bytes_ && value.can_be_made_again();
+    return (value.bytes >= least_bytes_ || (decides_by_operators() && value.chain_gathers)) &&
+           value.can_be_made_again();
   }
 
   // The forward is about to run an operator that is made of others, which it then runs one by one.
@@ -50,6 +51,10 @@ class DropPolicy {
   virtual bool departed() const { return false; }
 
  private:
+  // Whether drops() goes by what the forward runs, and not by the sizes of its tensors. Then a small value whose replay gathers
+  // pages is dropped as a large one is: another rank's may be large, and ranks must gather the same pages.
+  virtual bool decides_by_operators() const { return false; }
+
   const int64_t least_bytes_;
 };
 
@@ -58,6 +63,9 @@ class SelectiveDrops final : public DropPolicy {
  public:
   using DropPolicy::DropPolicy;
   bool drops(Value& value) const override;
+
+ private:
+  bool decides_by_operators() const override { return true; }
 };
 
 // All stays while saved tensors fit, then those go first that are cheapest to bring back.
@@ -67,6 +75,8 @@ class CheapestDrops final : public DropPolicy {
   CheapestDrops(int64_t least_bytes, int64_t limit_bytes)
       : DropPolicy(least_bytes), limit_bytes_(limit_bytes) {}
 
+  // Throws where ranks exchange rows of experts, of which each gets its own number, in a forward that gathers pages.
+  void see(const Operation& operation, at::ArrayRef<c10::IValue> arguments) override;
   bool drops(Value& /*value*/) const override { return false; }
   void keep(const std::shared_ptr<Value>& value, const ValueTable& values) override;
   void end_forward(size_t operators) override;
@@ -75,6 +85,7 @@ class CheapestDrops final : public DropPolicy {
   std::shared_ptr<Value> cheapest() const;
 
   const int64_t limit_bytes_;
+  bool gathers_ = false;
   std::vector<std::weak_ptr<Value>> kept_;  // that may be dropped yet
 };
 
@@ -91,6 +102,7 @@ class BlockDrops final : public DropPolicy {
   bool keeps_after_all(const Value& value) const override;
 
  private:
+  bool decides_by_operators() const override { return true; }
   static constexpr int kNone = -1;
   int block_of(const Value& value) const;
 

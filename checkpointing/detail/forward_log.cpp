@@ -7,6 +7,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/hash.h>
 
+#include "operators/dispatch_keys.h"
 #include "operators/operator_schema.h"
 #include "operators/seeded_draws.h"
 
@@ -99,6 +100,7 @@ Operation::Tensor ForwardLog::record_tensor(const at::Tensor& tensor, Operation&
   Operation::Tensor recorded;
   if (!tensor.defined()) return recorded;
   recorded.requires_grad = tensor.requires_grad() && at::GradMode::is_enabled();
+  if (tensor.key_set().has(operators::kTrapKey)) operation.gathers = true;
   if (!Geometry::describes(tensor)) {
     recorded.as_it_is = tensor.detach();
     recorded.version = Version(tensor);
@@ -114,7 +116,7 @@ Operation::Tensor ForwardLog::record_tensor(const at::Tensor& tensor, Operation&
     value.memory.keep_here(tensor.storage());
     value.version = Version(tensor);
   } else {
-    operation.replayable = false;
+    operation.lacks_inputs = true;
   }
   return recorded;
 }
@@ -132,6 +134,8 @@ void ForwardLog::make_room_for_writes(const OperatorFacts& facts,
       if (Geometry::describes(tensor)) in_place.push_back(tensor);
     }
   }
+  // Its inputs may be saved yet, but not what it writes to.
+  if (!in_place.empty() && operation->lacks_inputs) operation->replayable = false;
   for (const at::Tensor& tensor : in_place) {
     const auto value = values_.find(tensor);
     const bool remade =

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -110,27 +111,9 @@ bool is_convolution(std::string_view name) {
   return name == "aten::convolution" || name == "aten::_convolution";
 }
 
-}  // namespace
-
-const OperatorFacts& facts_of(const c10::OperatorHandle& handle) {
-  // A schema lives as long as its operator is registered.
-  thread_local std::unordered_map<const c10::FunctionSchema*, OperatorFacts> known;
-  const c10::FunctionSchema* key = &handle.schema();
-  const auto found = known.find(key);
-  return found != known.end() ? found->second : known.emplace(key, learn(handle)).first->second;
-}
-
-std::vector<at::Tensor> written_tensors(const OperatorFacts& facts,
-                                        at::ArrayRef<c10::IValue> arguments) {
-  std::vector<at::Tensor> tensors;
-  for (const size_t index : facts.written) add_tensors(arguments[index], tensors);
-  if (!facts.statistics.empty() && arguments[facts.training].toBool()) {
-    for (const size_t index : facts.statistics) add_tensors(arguments[index], tensors);
-  }
-  return tensors;
-}
-
-double flops_of(const OperatorFacts& facts, at::ArrayRef<c10::IValue> arguments) {
+// Nothing: it is no product.
+std::optional<double> flops_of_product(const OperatorFacts& facts,
+                                       at::ArrayRef<c10::IValue> arguments) {
   if (among(kProducts, facts.name)) {
     const at::Tensor& right = arguments[1].toTensor();
     if (right.dim() == 1) return 2 * static_cast<double>(arguments[0].toTensor().numel());
@@ -158,7 +141,33 @@ double flops_of(const OperatorFacts& facts, at::ArrayRef<c10::IValue> arguments)
   if (facts.name == "zeropage::context_ring_forward") {
     return attention_flops(arguments[0].toTensor(), arguments[4].toInt(), arguments[2].toTensor());
   }
-  return is_convolution(facts.name) ? convolution_flops(arguments) : 0;
+  if (is_convolution(facts.name)) return convolution_flops(arguments);
+  return std::nullopt;
+}
+
+}  // namespace
+
+const OperatorFacts& facts_of(const c10::OperatorHandle& handle) {
+  // A schema lives as long as its operator is registered.
+  thread_local std::unordered_map<const c10::FunctionSchema*, OperatorFacts> known;
+  const c10::FunctionSchema* key = &handle.schema();
+  const auto found = known.find(key);
+  return found != known.end() ? found->second : known.emplace(key, learn(handle)).first->second;
+}
+
+std::vector<at::Tensor> written_tensors(const OperatorFacts& facts,
+                                        at::ArrayRef<c10::IValue> arguments) {
+  std::vector<at::Tensor> tensors;
+  for (const size_t index : facts.written) add_tensors(arguments[index], tensors);
+  if (!facts.statistics.empty() && arguments[facts.training].toBool()) {
+    for (const size_t index : facts.statistics) add_tensors(arguments[index], tensors);
+  }
+  return tensors;
+}
+
+double flops_of(const OperatorFacts& facts, at::ArrayRef<c10::IValue> arguments) {
+  const auto flops = flops_of_product(facts, arguments);
+  return flops ? std::max(1.0, *flops) : 0;
 }
 
 c10::Device place_of_arguments(at::ArrayRef<c10::IValue> arguments) {

@@ -35,7 +35,8 @@ std::vector<at::Tensor> written_tensors(const OperatorFacts& facts,
 
 // Floating-point operations of a matrix product, convolution or attention, two for a multiply-add,
 // from the shapes of its arguments; 0 for all others, as is the custom (Kaplan et al. 2020, section
-// 2.1; Narayanan et al. 2021, appendix).
+// 2.1; Narayanan et al. 2021, appendix). A product of no elements counts 1, so that ranks with other numbers of rows tell the same
+// operators from others.
 double flops_of(const OperatorFacts& facts, at::ArrayRef<c10::IValue> arguments);
 
 // Where the operator computes: the device of its arguments that is not the host, if one is.

@@ -46,7 +46,15 @@ Version::Version(const at::Tensor& tensor) {
 }
 
 bool Value::can_be_made_again() const {
-  return source == Source::kOperator && producer && producer->replayable;
+  if (source != Source::kOperator || !producer || !producer->replayable) return false;
+  if (!producer->lacks_inputs) return true;
+  bool are_there = true;
+  producer->for_each_input([&](const auto& input) {
+    are_there = are_there && (input->memory.is_kept() || input->can_be_made_again());
+  });
+  // What is saved is there until nobody needs it.
+  producer->lacks_inputs = !are_there;
+  return are_there;
 }
 
 }  // namespace zeropage::checkpointing::detail

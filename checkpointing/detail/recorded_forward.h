@@ -83,6 +83,8 @@ struct Value {
   // FLOPs of its producer, and of what that reads that nobody saved: the cost of a replay that finds all
   // saved values at hand.
   double chain_flops = 0;
+  // Whether its producer gathers, or what that reads that was not kept when it ran: to make it again takes pages of all ranks.
+  bool chain_gathers = false;
   ValueMemory memory;  // a leaf's is the program's, and does not count as kept
 
   Value(const c10::Storage& storage, Source from, const std::shared_ptr<KeptBytes>& kept)
@@ -91,7 +93,7 @@ struct Value {
         identity(storage.getWeakStorageImpl()),
         memory(bytes, from == Source::kLeaf ? nullptr : kept) {}
 
-  // By an operator that can run again.
+  // By an operator that can run again, with inputs that are kept or can be made again.
   bool can_be_made_again() const;
 };
 
@@ -119,6 +121,9 @@ struct Operation {
   double flops = 0;
   double seconds = 0;
   bool replayable = true;
+  // An input could not be had again when it ran. If the input has been saved since, the operator can be repeated.
+  bool lacks_inputs = false;
+  bool gathers = false;  // it takes a parameter whose page ranks may bring together
 
   template <typename Visit>
   void for_each_input(const Visit& visit) const {

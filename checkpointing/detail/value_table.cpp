@@ -23,7 +23,10 @@ std::shared_ptr<Value> ValueTable::add(const at::Tensor& tensor, Value::Source s
     value->chain_flops = producer->flops;
     producer->for_each_input([&](const auto& input) {
       if (!input->saved) value->chain_flops += input->chain_flops;
+      if (!input->memory.is_kept() && input->chain_gathers) value->chain_gathers = true;
     });
+    if (producer->gathers) value->chain_gathers = true;
+    if (!producer->replayable) value->chain_gathers = false;
   }
   value->producer = std::move(producer);
   values_.insert_or_assign(tensor.storage().unsafeGetStorageImpl(), value);

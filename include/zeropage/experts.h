@@ -29,7 +29,7 @@
 // experts over ranks, to which tokens travel.
 //
 // It works in checkpointed regions, under autocast, and with parameters and inputs of low precision: the router's scores and weights
-// are then computed in fp32. It works under a Recompute, at stage 3 where no rank is without tokens (docs/experts.md).
+// are then computed in fp32. It works under a Recompute; under one with a budget at stage 3 where ranks have as many tokens (docs/experts.md).
 //
 // Threads: as a module of LibTorch. Collective: update_balance(); and where experts are spread over ranks, forward and backward. A backward with create_graph=true throws.
 

@@ -59,7 +59,8 @@ RecomputeStatistics recompute_statistics();
 // input alone. Operators are repeated one by one, with the random state,
 // autocast and grad mode of the forward, so gradients have the same bits. Where ranks are threads, operators that draw have
 // seeds, as in a region (zeropage/checkpoint.h). What is written in place,
-// small, or not saved through an operator stays. Regions (zeropage/checkpoint.h) within are
+// small, or not saved through an operator stays; what is small and takes a parameter that ranks share (stage 3) to make again is
+// dropped, selectively and by blocks, since on another rank it may be large. Regions (zeropage/checkpoint.h) within are
 // left to themselves.
 //
 // Memory means Breakdown::activations() of the ledger on the device: all that is no parameter,
@@ -109,7 +110,7 @@ struct RecomputeOptions {
   std::optional<int64_t> budget_bytes;
   ModuleBlocks blocks;  // none: not by blocks
   bool keeps_all = false;
-  // Smaller saved tensors stay: repeating an operator costs more than they save.
+  // Smaller saved tensors stay, but for those above: repeating an operator costs more than they save.
   int64_t least_bytes = 16 * 1024;
   // Where activations lie.
   c10::DeviceType device = c10::DeviceType::CPU;

@@ -54,7 +54,7 @@ Tensor part_of(const Tensor& whole, const Tensor& own, const World& experts) {
 template <typename Model, typename Optimizer>
 void train(const World& world, Model& model, Optimizer& optimizer, const Script& script, How how) {
   Accumulator accumulator(model, {.micro_steps = script.micro_steps});
-  checkpointing::Recompute recompute = zeropage::recompute(model, recompute_all());
+  checkpointing::Recompute recompute = recompute_of(model, how, script.least_bytes);
   const auto loss_at = [&](int at) {
     const Tensor x = batch_of(world.rank(), at, script.tokens(world.rank(), at));
     const Tensor loss = loss_of(outputs_of(model, x, how, recompute));
@@ -80,7 +80,7 @@ void expect_as_plain(const Shape& shape, const Script& script, How how, double t
   const std::vector<Tensor> expected = plainly_trained(shape.ranks(), script);
   run_ranks(shape.ranks(), [&](World& world) {
     const Mesh mesh(world, {{"data", shape.data}, {"expert", shape.expert}});
-    Net net = make_net();
+    Net net = make_net(torch::kDouble, script.capacity_factor);
     expert_parallel(net, mesh);
     DistributedDataParallel<Net> model(net, mesh, options_of(shape.stage));
     Optimizer<SGD> optimizer(model, SGDOptions(0.05).momentum(0.9));
@@ -102,15 +102,11 @@ class ExpertsOverRanksTest : public ::testing::TestWithParam<std::tuple<int, Sha
 TEST_P(ExpertsOverRanksTest, TrainAsOnOneRank) {
   auto [stage, shape, how] = GetParam();
   shape.stage = stage;
-  Script script;
-  if (how == How::kRecomputed && stage == 3) {
-    script.tokens = [](int rank, int) -> int64_t { return 3 + 5 * rank; };
-  }
+  const Script script;
   expect_as_plain(shape, script, how, 1e-12);
 }
 
 std::string way_of(const ::testing::TestParamInfo<std::tuple<int, Shape, How>>& info) {
-  constexpr const char* kWays[] = {"Plainly", "InARegion", "Recomputed"};
   const auto& [stage, shape, how] = info.param;
   return c10::str("AtStage", stage, "On", shape.data, "x", shape.expert, "Ranks",
                   kWays[static_cast<int>(how)]);
@@ -120,8 +116,38 @@ INSTANTIATE_TEST_SUITE_P(
     StagesShapesAndWays, ExpertsOverRanksTest,
     ::testing::Combine(::testing::Values(0, 1, 2, 3),
                        ::testing::Values(Shape{1, 2}, Shape{2, 2}, Shape{1, 4}, Shape{1, 3}),
-                       ::testing::Values(How::kPlainly, How::kInARegion, How::kRecomputed)),
+                       ::testing::Values(How::kPlainly, How::kInARegion, How::kRecomputed,
+                                         How::kRecomputedByBlocks)),
     way_of);
+
+// Some tensors of a rank with many tokens are large, and those of one with few are small: both repeat the same operators.
+TEST(ExpertsOverRanksTest, RecomputeTheSameOfFewTokensAndOfMany) {
+  for (const How how : {How::kRecomputed, How::kRecomputedByBlocks}) {
+    for (const double capacity_factor : {0.0, 0.6}) {
+      for (const Shape& shape : {Shape{1, 3}, Shape{2, 2}}) {
+        expect_as_plain(shape, uneven_script(capacity_factor), how, 1e-12);
+      }
+    }
+  }
+}
+
+TEST(ExpertsOverRanksTest, RefuseABudgetWhereEachRankWouldDropOtherTensors) {
+  for (const int stage : {1, 3}) {
+    const auto train = [stage](World& world) {
+      const Mesh mesh(world, {{"data", 1}, {"expert", 2}});
+      Net net = make_net();
+      expert_parallel(net, mesh);
+      DistributedDataParallel<Net> model(net, mesh, options_of(stage));
+      checkpointing::Recompute recompute =
+          zeropage::recompute(model, RecomputeOptions::budget(10'000));
+      const ActivationScope scope(recompute);
+      model(batch_of(world.rank(), 0, 5));
+    };
+    const std::string error = error_of([&] { run_ranks(2, train); });
+    EXPECT_THAT(error, stage == 1 ? HasSubstr("") : HasSubstr("expected no budget where tokens"));
+    EXPECT_EQ(error.empty(), stage == 1) << error;
+  }
+}
 
 TEST(ExpertsOverRanksTest, AccumulateMicroStepsAsOnOneRank) {
   Script script;
@@ -376,6 +402,29 @@ TEST(ExpertsOverRanksTest, SendTheBytesOfTheFormulaInASimulatedWorldToo) {
     x.set_requires_grad(true);
     real(x).sum().backward();
     EXPECT_EQ(mesh["expert"].communicator().wire_traffic().pair.bytes, kBytes);
+  });
+}
+
+// Wrapping brings weights that had values when they were cut.
+TEST(ExpertsOverRanksTest, OfAModuleWithValuesAreSentInASimulatedWorldToo) {
+  const std::vector<MeshAxis> axes = {{"data", 1}, {"expert", 2}};
+  const World simulated = World::simulated({.topology = comm::Topology::even(2, 2)});
+  const Mesh described(simulated, axes);
+  DeferredModule recorded([] { return Experts(ExpertsOptions(kWidth, 12, 12, 2)); });
+  Experts without_memory = recorded.module();
+  expert_parallel(without_memory, described);
+  const DistributedDataParallel<Experts> model(without_memory, described);
+  const int64_t expected = described["expert"].communicator().wire_traffic().broadcast.bytes;
+  // Three matrices of all experts.
+  EXPECT_GE(expected, 3 * 12 * 12 * kWidth * static_cast<int64_t>(sizeof(float)));
+  run_ranks(2, [&](World& world) {
+    const Mesh mesh(world, axes);
+    Experts layer(ExpertsOptions(kWidth, 12, 12, 2));
+    expert_parallel(layer, mesh);
+    const DistributedDataParallel<Experts> real(layer, mesh);
+    if (world.rank() == 0) {
+      EXPECT_EQ(mesh["expert"].communicator().wire_traffic().broadcast.bytes, expected);
+    }
   });
 }
 

@@ -29,10 +29,11 @@ void expect_as_plain(int ranks, int stage, const Script& script,
     options.stage = stage_of(stage);
     options.page_bytes = 4_KiB;
     options.update_by = UpdateBy::kClass;
-    DistributedDataParallel<Net> model(make_net(), world, options);
+    DistributedDataParallel<Net> model(make_net(torch::kDouble, script.capacity_factor), world,
+                                       options);
     Optimizer<SGD> optimizer(model, SGDOptions(0.05).momentum(0.9));
     Accumulator accumulator(model, {.micro_steps = script.micro_steps});
-    checkpointing::Recompute recompute = zeropage::recompute(model, recompute_all());
+    checkpointing::Recompute recompute = recompute_of(model, how(0), script.least_bytes);
     for (int step = 0; step < script.steps; ++step) {
       for (int micro = 0; micro < script.micro_steps; ++micro) {
         const int at = step * script.micro_steps + micro;
@@ -58,17 +59,12 @@ class ShardedExpertsTest : public ::testing::TestWithParam<std::tuple<int, int, 
 
 TEST_P(ShardedExpertsTest, TrainAsOnOneRank) {
   const auto [stage, ranks, how] = GetParam();
-  Script script;
-  // A Recompute keeps what is small, such as all that a rank without tokens has, and at stage 3 ranks must repeat the same.
-  if (how == How::kRecomputed && stage == 3) {
-    script.tokens = [](int rank, int) -> int64_t { return 3 + 5 * rank; };
-  }
+  const Script script;
   expect_as_plain(
       ranks, stage, script, [how = how](int) { return how; }, 1e-12);
 }
 
 std::string way_of(const ::testing::TestParamInfo<std::tuple<int, int, How>>& info) {
-  constexpr const char* kWays[] = {"Plainly", "InARegion", "Recomputed"};
   return c10::str("AtStage", std::get<0>(info.param), "On", std::get<1>(info.param), "Ranks",
                   kWays[static_cast<int>(std::get<2>(info.param))]);
 }
@@ -76,8 +72,19 @@ std::string way_of(const ::testing::TestParamInfo<std::tuple<int, int, How>>& in
 INSTANTIATE_TEST_SUITE_P(StagesRanksAndWays, ShardedExpertsTest,
                          ::testing::Combine(::testing::Values(0, 1, 2, 3), ::testing::Values(2, 4),
                                             ::testing::Values(How::kPlainly, How::kInARegion,
-                                                              How::kRecomputed)),
+                                                              How::kRecomputed,
+                                                              How::kRecomputedByBlocks)),
                          way_of);
+
+// Some tensors of a rank with many tokens are large, and those of one with few are small: both repeat the same operators.
+TEST(ShardedExpertsTest, RecomputeTheSameOfFewTokensAndOfMany) {
+  for (const How how : {How::kRecomputed, How::kRecomputedByBlocks}) {
+    for (const double capacity_factor : {0.0, 0.6}) {
+      expect_as_plain(
+          3, 3, uneven_script(capacity_factor), [how](int) { return how; }, 1e-12);
+    }
+  }
+}
 
 TEST(ShardedExpertsTest, AccumulateMicroStepsAsOnOneRank) {
   Script script;

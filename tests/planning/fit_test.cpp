@@ -299,6 +299,21 @@ TEST_P(FitOnAMeshTest, CountsWhatARankHoldsThatSharesRowsOrExperts) {
   });
 }
 
+TEST(FitTest, PlansForTheAxesThatItIsTold) {
+  run_ranks(2, [](comm::World& world) {
+    const Options roomy = limited(8_GiB);
+    const torch::Tensor x = torch::ones({2, 16, 64});
+    EXPECT_THAT(error_of([&] {
+                  fit([] { return torch::nn::Linear(64, 64); }, x, world, roomy, {.expert = 2});
+                }),
+                HasSubstr("the module has no layer of experts"));
+    // The zig-zag order gives each rank two chunks.
+    const torch::Tensor odd = torch::ones({2, 15, 64});
+    EXPECT_THAT(error_of([&] { fit([] { return Sparse(); }, odd, world, roomy, {.context = 2}); }),
+                HasSubstr("15"));
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Axes, FitOnAMeshTest, ::testing::Values("context", "expert"));
 
 TEST(FitTest, SaysWhichMicroBatchFitsWhereNothingElseDoes) {

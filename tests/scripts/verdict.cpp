@@ -50,14 +50,10 @@ bool unfreezes(const Script& script) {
 
 // At stage 3 ranks would repeat different operators.
 bool recomputes_other_routes(const Script& script) {
-  if (!has(script, Kind::kTouched) && !has(script, Kind::kTightExperts)) return false;
+  if (!has(script, Kind::kTouched)) return false;
   return std::any_of(script.settings.begin(), script.settings.end(), [](const Setting& setting) {
     return setting.stage == 3 && setting.kept == Kept::kRecompute;
   });
-}
-
-bool recomputes_other_routes_over_ranks(const Script& script) {
-  return recomputes_other_routes(script) && spreads_experts(script);
 }
 
 // The one that the script is to be told by this error; null for other errors.
@@ -137,9 +133,6 @@ const std::vector<Refusal>& refusals() {
        "docs/troubleshooting.md", &has_groups},
       {"expected no Recompute around a forward whose parameters are sharded", "docs/experts.md",
        &recomputes_other_routes},
-      {"is out of step", "docs/experts.md", &recomputes_other_routes},
-      // One rank waits for a page, and another for tokens.
-      {"did not answer within", "docs/experts.md", &recomputes_other_routes_over_ranks},
       // A step that follows no forward.
       {"did not when the wrapped module was called last", "docs/troubleshooting.md", &unfreezes},
   };

@@ -3,7 +3,6 @@
 #include "saving/detail/collective_errors.h"
 #include "saving/detail/state_plan.h"
 #include "state/folder_probe.h"
-#include "state/folder_probe.h"
 #include "zero/model_parts.h"
 #include "zeropage/saving.h"
 

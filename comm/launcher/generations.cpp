@@ -41,7 +41,7 @@ struct Generations::Memory {
   std::atomic<int32_t> current;
   std::atomic<int32_t> closed;
   std::array<GenerationBegin, kMostRestarts + 1> begins;
-  // Of all ranks: RankWords behind this.
+  // Behind this lie the RankWords of all ranks.
 
   RankWords* words() { return reinterpret_cast<RankWords*>(this + 1); }
   const RankWords* words() const { return reinterpret_cast<const RankWords*>(this + 1); }

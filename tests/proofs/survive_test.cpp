@@ -36,7 +36,7 @@ struct Training {
   bool resumes = true;
 };
 
-// Of the bytes of all parameters, in order.
+// A hash of the bytes of all parameters, in order.
 uint64_t hash_of(const DistributedDataParallelBase& model) {
   uint64_t hash = 1469598103934665603U;
   for (const auto& parameter : model.parameters()) {

@@ -140,8 +140,9 @@ void ClassUpdate::visit_states(StateAccess access, const VisitState& visit) {
 
 void ClassUpdate::visit_memory(const VisitMemory& visit) {
   if (!optimizer_) return;
-  for (const auto& [key, state] : optimizer_->state()) {
-    for (const at::Tensor& of : tensors_in_place([&](auto& to) { state->serialize(to); })) {
+  for (const auto& entry : optimizer_->state()) {
+    const auto& state = *entry.second;
+    for (const at::Tensor& of : tensors_in_place([&](auto& to) { state.serialize(to); })) {
       visit(of, memory::Kind::kOptimizerState);
     }
   }

@@ -46,7 +46,7 @@ World Membership::join(const WorldOptions& options) {
 }
 
 bool Membership::leave(const std::string& words) {
-  generations_->leave(place_.rank, joined_, detail::blamed_in(words, place_.rank).value_or(-1));
+  generations_->leave(place_.rank, joined_, detail::accused_in(words, place_.rank).value_or(-1));
   while (generations_->current() == joined_) {
     if (generations_->is_closed()) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -56,6 +56,10 @@ bool Membership::leave(const std::string& words) {
 
 void Membership::note_resume(int64_t step) {
   if (place_.rank == 0) generations_->note_resume(joined_, step);
+}
+
+void Membership::finish() {
+  generations_->finish(place_.rank);
 }
 
 std::vector<detail::GenerationBegin> Membership::restarts() const {

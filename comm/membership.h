@@ -27,6 +27,9 @@ class Membership {
   // none.
   bool leave(const std::string& words);
 
+  // Training has ended on all ranks: who ends from here on is not started again.
+  void finish();
+
   // Behind the first generation: why each began, the oldest first.
   std::vector<detail::GenerationBegin> restarts() const;
   // Training goes on behind that step, in the generation that was joined.

@@ -1,5 +1,6 @@
 #include "zeropage/survive.h"
 
+#include <atomic>
 #include <cstdio>
 #include <exception>
 #include <optional>
@@ -11,6 +12,9 @@
 #include "comm/membership.h"
 #include "device/stream.h"
 #include "saving/detail/collective_errors.h"
+#include "saving/detail/saved_generators.h"
+#include "zero/model_parts.h"
+#include "zero/pages/parameter_pages.h"
 #include "zeropage/check.h"
 #include "zeropage/state_folder.h"
 
@@ -80,7 +84,8 @@ class SurvivingRun::Copies {
     if (!folder_.empty()) {
       // Before the copy is read: from here on no former start of this run writes any more.
       saver_.emplace(folder_, model.with(optimizer)->all_ranks(),
-                     StateSaverOptions{.keep_last = 1});
+                     StateSaverOptions{.keep_last = 1,
+                                       .save = {.deadline = time_for_copy(model.with(optimizer))}});
       const nlohmann::json newest =
           saving::settle(world_, "looking for a copy", nullptr, nullptr, [this](const auto&) {
             const auto step = state::newest_valid_step_in(folder_);
@@ -89,8 +94,14 @@ class SurvivingRun::Copies {
       found = !newest.is_null();
       // A folder without room is found now, and not after the first steps.
       if (!found) check_can_save(folder_, model, optimizer);
-      if (found) load_state(folder_, model, optimizer, run, {.fall_back = true});
+      if (found) load_copy(model, optimizer, run);
     }
+    ZP_CHECK(found || run.step == 0,
+             "SurvivingRun::resume: there is no copy, so the loop begins "
+             "anew; expected a RunState of step 0, got step ",
+             run.step,
+             "; make the RunState inside of the loop, and load a state of your own after resume() "
+             "has returned false");
     has_resumed_ = true;
     last_step_ = run.step;
     if (membership_ != nullptr) membership_->note_resume(run.step);
@@ -120,6 +131,26 @@ class SurvivingRun::Copies {
   const std::vector<Restart>& restarts() const { return restarts_; }
 
  private:
+  // How long ranks wait for the slowest one to write. While one stands still the others leave the loop no sooner.
+  std::chrono::milliseconds time_for_copy(const ModelRef& model) const {
+    constexpr int64_t kBytesOfElement = 16;           // fp32, two states of Adam, an average
+    constexpr int64_t kBytesInMillisecond = 100'000;  // a slow disk
+    int64_t elements = 0;
+    for (const auto& of : model->parameters()) elements += of.parameter.tensor.numel();
+    return world_.deadline() +
+           std::chrono::milliseconds(elements * kBytesOfElement / kBytesInMillisecond);
+  }
+  // A new process has drawn other numbers than one that lived, and both go on with those of the copy.
+  void load_copy(const TrainedModule& model, ShardedOptimizer& optimizer, RunState& run) const {
+    const saving::SeededAlike generators(world_.device());
+    const LoadReport report = load_state(folder_, model, optimizer, run, {.fall_back = true});
+    if (!report.random_goes_on) generators.put_back();
+    if (world_.rank() != 0) return;
+    for (const std::string& note : report.notes) {
+      std::fprintf(stderr, "zeropage: %s: %s\n", report.directory.c_str(), note.c_str());
+    }
+  }
+
   const comm::World world_;
   const std::filesystem::path folder_;
   const int64_t copy_every_;
@@ -156,6 +187,10 @@ void survive(const std::function<void(comm::World&, SurvivingRun&)>& loop,
              const SurvivalOptions& options) {
   ZP_CHECK(options.copy_every > 0, "SurvivalOptions::copy_every: expected 1 or more, got ",
            options.copy_every);
+  static std::atomic_flag was_called;
+  ZP_CHECK(!was_called.test_and_set(),
+           "survive(): was called before in this process; ranks that are started again would run "
+           "the first loop again, so put both into one loop");
   const auto membership = comm::Membership::from_environment();
   for (;;) {
     std::exception_ptr error;
@@ -168,6 +203,7 @@ void survive(const std::function<void(comm::World&, SurvivingRun&)>& loop,
       run.copies_->finish();
       // Whoever has returned can go back as long as another one may fail.
       saving::throw_alike(world, "the end of the loop", nullptr);
+      if (membership) membership->finish();
       return;
     } catch (const std::exception& thrown) {
       error = std::current_exception();

@@ -23,6 +23,7 @@ struct RankWords {
   std::atomic<int32_t> left{-1};
   std::atomic<int64_t> left_at{0};
   std::atomic<int32_t> blamed{-1};
+  std::atomic<int32_t> finished{0};
 };
 static_assert(std::atomic<int32_t>::is_always_lock_free &&
               std::atomic<int64_t>::is_always_lock_free);
@@ -167,6 +168,14 @@ void Generations::leave(int rank, int generation, int blamed) {
   memory().words()[rank].blamed.store(blamed);
   memory().words()[rank].left_at.store(monotonic_nanoseconds());
   memory().words()[rank].left.store(generation);
+}
+
+void Generations::finish(int rank) {
+  memory().words()[rank].finished.store(1);
+}
+
+bool Generations::has_finished(int rank) const {
+  return memory().words()[rank].finished.load() != 0;
 }
 
 int Generations::joined(int rank) const {

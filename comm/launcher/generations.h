@@ -80,6 +80,9 @@ class Generations {
   void join(int rank, int generation);
   // blamed: the rank that its error says was lost; -1: the error is its own.
   void leave(int rank, int generation, int blamed);
+  // Its training has ended.
+  void finish(int rank);
+  bool has_finished(int rank) const;
   // The newest that the rank has joined, and left; -1: none.
   int joined(int rank) const;
   int left(int rank) const;

@@ -57,6 +57,14 @@ std::optional<int> blamed_in(std::string_view line, int speaker) {
   return blamed == speaker ? std::nullopt : blamed;
 }
 
+std::optional<int> accused_in(std::string_view line, int speaker) {
+  if (const auto blamed = blamed_in(line, speaker)) return blamed;
+  const std::size_t at = line.find("[rank " + std::to_string(speaker) + "/");
+  if (at == std::string_view::npos) return std::nullopt;
+  const std::optional<int> accused = rank_before(line.substr(at), " did not answer");
+  return accused == speaker ? std::nullopt : accused;
+}
+
 void RankOutput::add(std::string_view line, int target, const std::string& prefix) {
   if (tail_lines_ > 0) {
     if (tail_.size() == tail_lines_) tail_.pop_front();

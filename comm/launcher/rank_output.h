@@ -33,6 +33,9 @@ class NativeStack {
 // The rank M of "[rank 1/4] ...: lost rank M", and of "... rank M ran out of memory": why rank 1 says that it ends.
 std::optional<int> blamed_in(std::string_view line, int speaker);
 
+// The same, and the rank M of "[rank 1/4] ... rank M did not answer", which may have nothing to say any more.
+std::optional<int> accused_in(std::string_view line, int speaker);
+
 // A rank's lines, stdout and stderr in the order they were read.
 class RankOutput {
  public:

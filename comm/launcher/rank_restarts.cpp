@@ -1,6 +1,5 @@
 #include "comm/launcher/rank_restarts.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace zeropage::comm::detail {
@@ -16,20 +15,21 @@ RankRestarts::RankRestarts(const LaunchOptions& options, int port,
     : grace_(options.grace),
       say_(std::move(say)),
       generations_(Generations::create(options.ranks, options.restarts, port)),
-      copies_(options.copies_in),
-      finished_(static_cast<size_t>(options.ranks)) {
+      copies_(options.copies_in) {
   for (int rank = 0; rank < options.ranks; ++rank) generations_.join(rank, 0);
 }
 
 // A rank that has finished is not there to meet the others.
 bool RankRestarts::can_begin() const {
-  return generations_.current() < generations_.restarts() && !generations_.is_closed() &&
-         std::none_of(finished_.begin(), finished_.end(), [](bool finished) { return finished; });
+  for (int rank = 0; rank < generations_.ranks(); ++rank) {
+    if (generations_.has_finished(rank)) return false;
+  }
+  return generations_.current() < generations_.restarts() && !generations_.is_closed();
 }
 
 bool RankRestarts::takes(int rank, const RankEnd& end) {
   if (!end.failed()) {
-    finished_[static_cast<size_t>(rank)] = true;
+    generations_.finish(rank);
     return false;
   }
   const int current = generations_.current();
@@ -80,6 +80,7 @@ std::vector<int> RankRestarts::look() {
   std::vector<int> late;
   for (int rank = 0; rank < generations_.ranks(); ++rank) {
     const int joined = generations_.joined(rank);
+    if (generations_.has_finished(rank)) continue;
     if (joined < generations_.current() && generations_.left(rank) < joined) late.push_back(rank);
   }
   return late;

@@ -47,14 +47,12 @@ class RankRestarts {
   bool can_begin() const;
   void begin(BeginCause cause, int detail, int rank, int64_t failed_at);
   std::optional<int> first_to_leave() const;
-  bool all_have_left() const;
 
   const std::chrono::milliseconds grace_;
   const std::function<void(const std::string&)> say_;
   Generations generations_;
   const CopiesFolder copies_;
-  PortSocket store_;            // of the newest generation, so that nobody else gets the port
-  std::vector<bool> finished_;  // ended without a failure
+  PortSocket store_;  // of the newest generation, so that nobody else gets the port
   std::optional<Clock::time_point> kill_at_;
 };
 

@@ -65,7 +65,7 @@ class SurvivingRun {
   SurvivingRun& operator=(const SurvivingRun&) = delete;
 
   // Loads the newest copy: the model's values, the optimizer's states, generators, and what `run` has (zeropage/saving.h). Returns false where
-  // there is none; nothing changes then. To be called once in the loop, when all is as in the first step. Collective.
+  // there is none; nothing changes then, and run.step must be 0: a state of your own is loaded behind it. To be called once in the loop, when all is as in the first step. Collective.
   bool resume(const TrainedModule& model, ShardedOptimizer& optimizer, RunState& run);
   // To be called after each step; every SurvivalOptions::copy_every-th call copies. run.step must have grown. Throws c10::Error
   // before resume(), and state::StateError, on all ranks alike, where a copy could not be written: all go back to the one before, for as

@@ -123,6 +123,16 @@ Sizes sizes_of(const json& saved) {
 
 }  // namespace
 
+SeededAlike::SeededAlike(c10::Device device) : device_(device), host_state_(state_of(at::kCPU)) {
+  if (device.is_cuda()) device_state_ = state_of(device);
+  at::manual_seed(0);
+}
+
+void SeededAlike::put_back() const {
+  set_state(at::kCPU, host_state_);
+  if (device_.is_cuda()) set_state(device_, device_state_);
+}
+
 json own_generators(const ModelRef& model) {
   const zero::ParameterPages& pages = *model->sharded().pages;
   json places = json::array(), sizes = json::array();

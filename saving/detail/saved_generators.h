@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include <c10/core/Device.h>
 #include <nlohmann/json.hpp>
 
 #include "zeropage/detail/model_ref.h"
@@ -25,5 +26,20 @@ nlohmann::json merged_generators(const std::vector<nlohmann::json>& by_rank);
 std::string reason_to_stay(const nlohmann::json& saved, const std::vector<nlohmann::json>& by_rank);
 // own: own_generators() of a model; its rank's generators go on where the state's did.
 void set_generators(const nlohmann::json& saved, const nlohmann::json& own, const ModelRef& model);
+
+// Seeds this rank's generators as those of all other ranks, for a load: whatever processes drew before, a state that has one
+// generator for all ranks then fits them.
+class SeededAlike {
+ public:
+  // device: the world's.
+  explicit SeededAlike(c10::Device device);
+  // The generators are again what they were: the load has left them alone.
+  void put_back() const;
+
+ private:
+  const c10::Device device_;
+  std::string host_state_;
+  std::string device_state_;
+};
 
 }  // namespace zeropage::saving

@@ -5,6 +5,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/torch.h>
 
 #include "tests/comm/launched_process.h"
 #include "tests/harness/disk_folder.h"
@@ -34,6 +35,7 @@ struct Training {
   Fault fault = no_fault;
   std::filesystem::path folder = {};
   bool resumes = true;
+  bool seeds_inside = true;  // each rank otherwise, in the loop; false: all alike, before it
 };
 
 // A hash of the bytes of all parameters, in order.
@@ -48,14 +50,14 @@ uint64_t hash_of(const DistributedDataParallelBase& model) {
 }
 
 void train(comm::World& world, SurvivingRun& run, const Training& how) {
-  torch::manual_seed(7);
+  if (how.seeds_inside) torch::manual_seed(7);
   DistributedDataParallel<torch::nn::Sequential> model(
       torch::nn::Sequential(torch::nn::Linear(16, 64), torch::nn::Tanh(), torch::nn::Dropout(0.2),
                             torch::nn::Linear(64, 64), torch::nn::Tanh(),
                             torch::nn::Linear(64, 16)),
       world, Options{.stage = stage_of(how.stage), .page_bytes = 4096});
   Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(1e-2));
-  torch::manual_seed(100 + world.rank());
+  if (how.seeds_inside) torch::manual_seed(100 + world.rank());
   RunState state;
   double noted = 0;
   state.extras["noted"] = {[&] { return std::to_string(noted); },
@@ -88,6 +90,7 @@ std::function<int()> launch(const Training& how) {
     return comm::launch_function(
         [&how] {
           at::set_num_threads(1);
+          torch::manual_seed(3);
           survive([&how](comm::World& world, SurvivingRun& run) { train(world, run, how); },
                   {.copy_every = how.copy_every,
                    .folder = how.folder,
@@ -180,6 +183,81 @@ TEST(SurviveTest, ARankThatEndsByItselfIsStartedAgain) {
   EXPECT_EQ(hash_in(launched.out()), unbroken(3));
   EXPECT_THAT(launched.out(),
               ::testing::ContainsRegex("restart: rank 2 exited with code 3, step [36]"));
+}
+
+// A process that lives has drawn numbers that a new one has not.
+TEST(SurviveTest, GeneratorsThatWereSeededBeforeTheLoopComeBack) {
+  LaunchedProcess unbroken(launch({.restarts = 0, .seeds_inside = false}));
+  EXPECT_EQ(unbroken.wait(), 0) << unbroken.err();
+  LaunchedProcess launched(launch({.fault = at_step(1, 11, die), .seeds_inside = false}));
+  EXPECT_EQ(launched.wait(), 0) << launched.err();
+  EXPECT_EQ(hash_in(launched.out()), hash_in(unbroken.out())) << launched.err();
+}
+
+// With one from outside the new model would have the old one's number of steps.
+TEST(SurviveTest, AStateThatOutlivesTheLoopIsRefusedWithoutACopy) {
+  LaunchedProcess launched([] {
+    return comm::launch_function(
+        [] {
+          RunState outside;
+          survive([&](comm::World& world, SurvivingRun& run) {
+            DistributedDataParallel<torch::nn::Sequential> model(
+                torch::nn::Sequential(torch::nn::Linear(2, 2)), world);
+            Optimizer<torch::optim::SGD> optimizer(model, torch::optim::SGDOptions(0.1));
+            run.resume(model, optimizer, outside);
+            ++outside.step;
+            throw std::runtime_error("the first step fails");
+          });
+          return 0;
+        },
+        {.ranks = 2, .restarts = 1});
+  });
+  EXPECT_EQ(launched.wait(), 1);
+  EXPECT_THAT(launched.err(), HasSubstr("expected a RunState of step 0, got step 1"));
+}
+
+TEST(SurviveTest, RanksBehindTheLoopAreNotStartedAgain) {
+  LaunchedProcess launched([] {
+    return comm::launch_function(
+        [] {
+          survive([](comm::World& /*world*/, SurvivingRun& /*run*/) {});
+          if (std::getenv("RANK") == std::string("1")) die();
+          ::usleep(300'000);
+          return 0;
+        },
+        {.ranks = 2, .restarts = 3});
+  });
+  EXPECT_EQ(launched.wait(), 128 + SIGKILL);
+  EXPECT_THAT(launched.err(), Not(HasSubstr("start 1 of 3")));
+}
+
+TEST(SurviveTest, ASecondLoopInOneProcessIsRefused) {
+  LaunchedProcess launched([] {
+    return comm::launch_function(
+        [] {
+          const auto loop = [](comm::World& /*world*/, SurvivingRun& /*run*/) {};
+          survive(loop);
+          survive(loop);
+          return 0;
+        },
+        {.ranks = 1, .restarts = 3});
+  });
+  EXPECT_EQ(launched.wait(), 1);
+  EXPECT_THAT(launched.err(), HasSubstr("was called before in this process"));
+}
+
+TEST(SurviveTest, ARankThatStandsStillBesideACopyHoldsTheOthersNoLonger) {
+  const Fault fault = [](comm::World& world, const SurvivingRun& run, int64_t step) {
+    if (run.restarts().empty() && step == 9 && world.rank() == 1) ::raise(SIGSTOP);
+  };
+  LaunchedProcess launched(launch({.copy_every = 1,
+                                   .deadline = std::chrono::milliseconds(1500),
+                                   .grace = std::chrono::milliseconds(700),
+                                   .fault = fault}));
+  EXPECT_EQ(launched.wait(), 0) << launched.err();
+  EXPECT_LT(launched.seconds(), 60.0);
+  EXPECT_EQ(hash_in(launched.out()), unbroken(3));
+  EXPECT_THAT(launched.out(), HasSubstr("restart: rank 1 left its loop with an error"));
 }
 
 TEST(SurviveTest, ARankThatStandsStillIsKilledAndStartedAgain) {

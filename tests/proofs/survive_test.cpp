@@ -355,10 +355,17 @@ TEST(SurviveTest, CopiesOfAKilledLaunchAreRemovedByTheNext) {
           },
           options);
     });
-    EXPECT_TRUE(comm::holds_within(5, [&] { return !std::filesystem::is_empty(folder.path()); }));
+    EXPECT_TRUE(comm::holds_within(5, [&] {
+      for (const auto& copies : std::filesystem::directory_iterator(folder.path())) {
+        if (std::filesystem::exists(copies.path() / "lock")) return true;
+      }
+      return false;
+    }));
     ::usleep(200'000);
   }
   EXPECT_FALSE(std::filesystem::is_empty(folder.path()));
+  // Its rank, which is a fork, holds the lock until it has died, too.
+  ::usleep(500'000);
   LaunchedProcess next([&] { return comm::launch_function([] { return 0; }, options); });
   EXPECT_EQ(next.wait(), 0);
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));

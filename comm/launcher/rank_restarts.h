@@ -36,9 +36,6 @@ class RankRestarts {
   // For ranks of the newest generation.
   void complete(RankEnvironment& environment) const;
 
-  // How many generations there were behind the first.
-  int count() const { return generations_.current(); }
-
   static constexpr std::chrono::milliseconds kLook{50};
 
  private:

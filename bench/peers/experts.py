@@ -29,10 +29,11 @@ class Experts(nn.Module):
         weights, chosen = scores.topk(self.active, -1)  # [tokens, K]
         weights = weights / weights.sum(-1, keepdim=True)
         result = torch.zeros_like(tokens)
-        for expert in range(self.w_up.shape[0]):
+        # unbind, whose gradient is one stack: that of an index is a zeroed tensor of all experts for each of them.
+        for expert, (w_up, w_down) in enumerate(zip(self.w_up.unbind(), self.w_down.unbind())):
             rows, place = (chosen == expert).nonzero(as_tuple=True)
-            hidden = F.gelu(F.linear(tokens[rows], self.w_up[expert]))
-            output = F.linear(hidden, self.w_down[expert]) * weights[rows, place, None]
+            hidden = F.gelu(F.linear(tokens[rows], w_up))
+            output = F.linear(hidden, w_down) * weights[rows, place, None]
             result.index_add_(0, rows, output)
         return result.view(x.shape)
 

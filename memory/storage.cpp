@@ -6,6 +6,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include "base/exact.h"
+#include "zeropage/check.h"
 
 namespace zeropage::memory {
 
@@ -90,6 +91,23 @@ at::Tensor whole_storage(const at::Tensor& tensor) {
   whole.unsafeGetTensorImpl()->set_storage_keep_dtype(tensor.storage());
   whole.unsafeGetTensorImpl()->set_sizes_contiguous({storage_numel(tensor)});
   return whole;
+}
+
+void write_values(const at::Tensor& tensor, const at::Tensor& values, const std::string& what) {
+  at::Tensor to = tensor, from = values;
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    if (tensor.stride(dim) != 0 || tensor.size(dim) < 2) continue;
+    const at::Tensor once = from.narrow(dim, 0, 1);
+    // By bits: a NaN is the same as itself here.
+    const auto bytes = [](const at::Tensor& of) { return of.contiguous().view(at::kByte); };
+    ZP_CHECK(at::equal(bytes(from), bytes(once.expand_as(from))), what, ": dimension ", dim,
+             " is expanded (stride 0), so that its ", tensor.size(dim),
+             " elements are one, and the values to write differ along it; register the buffer's "
+             "contiguous()");
+    to = to.narrow(dim, 0, 1);
+    from = once;
+  }
+  to.copy_(from);
 }
 
 }  // namespace zeropage::memory

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include <ATen/core/TensorBody.h>
 #include <c10/core/Storage.h>
@@ -44,6 +45,11 @@ void adopt_storage(const at::Tensor& tensor, const c10::Storage& storage, at::Sc
 
 // The tensor's whole storage. [storage_numel(tensor)]
 at::Tensor whole_storage(const at::Tensor& tensor);
+
+// Copies `values`, of its sizes and of any dtype, into the tensor, as copy_() does. An expanded dimension (stride 0) has one address for all
+// of its elements, and copy_() refuses to write there; here their value is written once. what: "buffer \"mask\"". Throws, having
+// written nothing, where the values differ along such a dimension.
+void write_values(const at::Tensor& tensor, const at::Tensor& values, const std::string& what);
 
 // Elements in the tensor's whole storage, which may exceed numel() where several tensors share it.
 int64_t storage_numel(const at::Tensor& tensor);

@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 
+#include "memory/storage.h"
 #include "saving/detail/collective_errors.h"
 #include "saving/detail/owned_weights.h"
 #include "saving/detail/plain_weights.h"
@@ -43,7 +44,7 @@ class SourceLoading {
     for (const zero::NamedParameter& buffer : model_->buffers()) {
       const auto* const entry =
           matching_.match(buffer.names, buffer.tensor.sizes(), buffer.tensor.scalar_type());
-      buffers_.emplace_back(buffer.tensor, entry);
+      buffers_.emplace_back(buffer, entry);
     }
     match_other_stages();
     const ModuleLoadReport found = matching_.report();
@@ -56,11 +57,13 @@ class SourceLoading {
   void load() {
     const at::NoGradGuard no_grad;
     for (size_t page = 0; page < pages_.layouts().size(); ++page) load_page(page);
-    for (const auto& [tensor, entry] : buffers_) {
+    for (const auto& [buffer, entry] : buffers_) {
+      const at::Tensor& tensor = buffer.tensor;
       if (entry == nullptr || tensor.numel() == 0) continue;
       const at::Tensor flat = at::empty({tensor.numel()}, entry->dtype);
       source_.read(*entry, 0, flat);
-      at::Tensor(tensor).copy_(flat.view(tensor.sizes()));
+      memory::write_values(tensor, flat.view(tensor.sizes()),
+                           "buffer \"" + buffer.names.front() + "\"");
     }
   }
 
@@ -96,7 +99,7 @@ class SourceLoading {
   const LoadOptions& options_;
   saving::WeightMatching matching_;
   std::vector<const Entry*> parameters_;  // by the model's index; null: stays as it is
-  std::vector<std::pair<at::Tensor, const Entry*>> buffers_;
+  std::vector<std::pair<zero::NamedParameter, const Entry*>> buffers_;
 };
 
 // Ranks that read other files would train other weights.

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include "memory/storage.h"
 #include "saving/detail/weight_files.h"
 #include "saving/detail/weight_matching.h"
 #include "zero/layout/module_parameters.h"
@@ -32,20 +33,21 @@ ModuleLoadReport load_weights(WeightsSource& source, torch::nn::Module& module,
                               const ModuleLoadOptions& options) {
   const std::vector<zero::NamedParameter> tensors = tensors_of(module);
   saving::WeightMatching matching(source, options.names, options.prefix);
-  std::vector<std::pair<at::Tensor, const WeightsSource::Entry*>> found;
+  std::vector<std::pair<zero::NamedParameter, const WeightsSource::Entry*>> found;
   for (const zero::NamedParameter& named : tensors) {
     const auto* const entry =
         matching.match(named.names, named.tensor.sizes(), named.tensor.scalar_type());
-    if (entry != nullptr) found.emplace_back(named.tensor, entry);
+    if (entry != nullptr) found.emplace_back(named, entry);
   }
   ModuleLoadReport report = matching.report();
   matching.check(report, options.strict);
   const at::NoGradGuard no_grad;
   const memory::KindScope kind(memory::Kind::kStaging);
-  for (const auto& [tensor, entry] : found) {
+  for (const auto& [named, entry] : found) {
+    const at::Tensor& tensor = named.tensor;
     const at::Tensor read = at::empty({tensor.numel()}, entry->dtype);
     source.read(*entry, 0, read);
-    at::Tensor(tensor).copy_(read.view(tensor.sizes()));
+    memory::write_values(tensor, read.view(tensor.sizes()), "\"" + named.names.front() + "\"");
   }
   return report;
 }

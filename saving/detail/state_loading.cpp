@@ -7,6 +7,7 @@
 
 #include <ATen/ATen.h>
 
+#include "memory/storage.h"
 #include "saving/detail/element_runs.h"
 #include "saving/detail/owned_weights.h"
 #include "saving/detail/state_plan.h"
@@ -249,7 +250,8 @@ void StateLoading::load_weights() {
     if (!source || buffer.tensor.numel() == 0) continue;
     const at::Tensor flat = at::empty({buffer.tensor.numel()}, scalar_type(source.entry->dtype));
     read(source, 0, flat);
-    at::Tensor(buffer.tensor).copy_(flat.view(buffer.tensor.sizes()));
+    memory::write_values(buffer.tensor, flat.view(buffer.tensor.sizes()),
+                         "buffer \"" + buffer.names.front() + "\"");
   }
 }
 

@@ -1,5 +1,8 @@
 #include "memory/storage.h"
 
+#include <cmath>
+#include <string>
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -49,6 +52,23 @@ TEST(StorageTest, MovesATensorWithoutMemoryAndKeepsEverySize) {
   EXPECT_EQ(slot.sizes(), tensor.sizes());
   EXPECT_TRUE(slot.is_meta() && slot.is_alias_of(flat));
   EXPECT_EQ(storage_numel(flat), 32);
+}
+
+TEST(StorageTest, WritesWhatAnExpandedDimensionRepeatsOnce) {
+  const auto column = torch::zeros({3, 1});
+  const auto tensor = column.expand({2, 3, 4});
+  const auto values = torch::tensor({1.0, std::nan(""), 3.0}, torch::kDouble).view({3, 1});
+  write_values(tensor, values.expand({2, 3, 4}).contiguous(), "buffer \"mask\"");
+  EXPECT_TRUE(torch::allclose(column, values.to(torch::kFloat), 0, 0, /*equal_nan=*/true));
+  const auto others = torch::arange(24, torch::kFloat).view({2, 3, 4});
+  try {
+    write_values(tensor, others, "buffer \"mask\"");
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const c10::Error& error) {
+    const std::string words = error.what_without_backtrace();
+    EXPECT_NE(words.find("buffer \"mask\": dimension 0 is expanded"), std::string::npos) << words;
+  }
+  EXPECT_EQ(column[2].item<float>(), 3);
 }
 
 TEST(StorageTest, RefusesToWritePastTheEnd) {

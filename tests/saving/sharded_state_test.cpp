@@ -189,6 +189,36 @@ TEST_F(ShardedStateTest, HasTensorsInRowMajorOrderWhateverTheirStrides) {
   });
 }
 
+// A mask that the module keeps expanded.
+struct MaskedImpl : torch::nn::Module {
+  MaskedImpl() {
+    linear = register_module("linear", torch::nn::Linear(4, 4));
+    mask = register_buffer("mask", torch::zeros({3, 1}).expand({3, 4}));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return linear(x) + mask; }
+  torch::nn::Linear linear{nullptr};
+  torch::Tensor mask;
+};
+TORCH_MODULE(Masked);
+
+TEST_F(ShardedStateTest, HasBuffersThatAreExpandedAndRanksTakeThoseOfRank0) {
+  const auto masks = torch::tensor({1.0F, 2.0F, 3.0F}).view({3, 1}).expand({3, 4});
+  run_ranks(2, [&](comm::World& world) {
+    const auto module = make<Masked>();
+    module->mask.narrow(1, 0, 1).add_(masks.narrow(1, 0, 1) * (1 + world.rank()));
+    DistributedDataParallel<Masked> model(module, world);
+    Optimizer<AdamW> optimizer(model, kAdamW);
+    EXPECT_TRUE(torch::equal(model->mask, masks));
+    save_state(path("state"), model, optimizer);
+    module->mask.narrow(1, 0, 1).zero_();
+    load_state(path("state"), model, optimizer);
+    EXPECT_TRUE(torch::equal(model->mask, masks));
+    module->mask.narrow(1, 0, 1).zero_();
+    load_weights(path("state"), model);
+    EXPECT_TRUE(torch::equal(model->mask, masks));
+  });
+}
+
 // By operators, outside of any step; at stage 3 the page that has it is dirty.
 TEST_F(ShardedStateTest, HasWhatWasWrittenToParametersSinceTheStep) {
   for (const int stage : {0, 3}) {

@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "memory/absent_storage.h"
+#include "memory/storage.h"
 #include "operators/operator_interceptor.h"
 #include "optim/bit_hashes.h"
 #include "zero/pages/value_hash.h"
@@ -132,7 +133,9 @@ void BufferSync::broadcast_alike(const std::vector<Buffer*>& alike) const {
   for (const Buffer* const buffer : alike) {
     const at::Tensor& tensor = buffer->tensor;
     // Not tensor.copy_(): a backward that is to come would take it for a change of what it needs.
-    tensor.variable_data().copy_(together.narrow(0, offset, tensor.numel()).view(tensor.sizes()));
+    memory::write_values(tensor.variable_data(),
+                         together.narrow(0, offset, tensor.numel()).view(tensor.sizes()),
+                         "buffer \"" + buffer->name + "\"");
     offset += tensor.numel();
   }
 }

@@ -197,8 +197,10 @@ struct Pipeline::Parts {
     }
   }
 
-  // What an earlier run has sent may still arrive, and would be taken for this one's.
-  void check_whole(const char* what) const {
+  // What an earlier run has sent may still arrive, and would be taken for this one's. A model is parked on all ranks or on none, so
+  // that nobody waits for who refuses here.
+  void check_can_run(const char* what) const {
+    ZP_CHECK(!model.is_parked(), what, ": the model is parked; call resume() first");
     ZP_CHECK(
         !walk.is_broken(), what,
         ": the run before ended with an error, and the stages could not tell each other: ranks "
@@ -266,7 +268,7 @@ Pipeline::~Pipeline() = default;
 void Pipeline::run(const std::vector<at::Tensor>& inputs, const Loss& loss,
                    const std::vector<double>& weights) {
   Parts& parts = *parts_;
-  parts.check_whole("Pipeline::run");
+  parts.check_can_run("Pipeline::run");
   parts.check_stepped();
   const Parts::Given given{inputs, loss, weights};
   const std::vector<Action>& actions = parts.own_actions();
@@ -295,7 +297,7 @@ void Pipeline::run(const std::vector<at::Tensor>& inputs, const Loss& loss,
 void Pipeline::evaluate(const std::vector<at::Tensor>& inputs, int64_t micro_batches,
                         const Visit& visit) {
   Parts& parts = *parts_;
-  parts.check_whole("Pipeline::evaluate");
+  parts.check_can_run("Pipeline::evaluate");
   const at::NoGradGuard no_grad;
   std::vector<Action> actions;
   for (int micro_batch = 0; micro_batch < static_cast<int>(micro_batches); ++micro_batch) {

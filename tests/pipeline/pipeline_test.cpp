@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/harness/disk_folder.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/matrix_products.h"
 #include "tests/pipeline/pipeline_models.h"
@@ -411,6 +412,25 @@ TEST(PipelineTest, RefusesARunBeforeTheOneBeforeWasSteppedAndAsManyMicroStepsAsI
     run.pipeline.accumulator().set_micro_steps(4);
     run_step();
     run.pipeline.accumulator().step(run.optimizer);
+  });
+}
+
+// Before anything is sent, so that no rank waits for another.
+TEST(PipelineTest, RefusesAParkedModelAndGoesOnWhenItIsBack) {
+  const Shape shape{.pipeline = 2, .data = 2, .stage = 3};
+  const testing::DiskFolder disk;
+  run_ranks(shape.ranks(), [&](World& world) {
+    PipelineRun run(world, shape);
+    const std::vector<torch::Tensor> inputs(4, tokens_of(0));
+    run.step(0);
+    run.model.park(memory::Tier::kNvme, disk.path());
+    EXPECT_THAT(testing::error_of([&] { run.pipeline.evaluate(inputs, 4, {}); }),
+                HasSubstr("Pipeline::evaluate: the model is parked; call resume() first"));
+    EXPECT_THAT(testing::error_of([&] { run.step(1); }),
+                HasSubstr("Pipeline::run: the model is parked; call resume() first"));
+    run.model.resume();
+    run.pipeline.evaluate(inputs, 4, {});
+    run.step(1);
   });
 }
 

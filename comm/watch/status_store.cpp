@@ -1,6 +1,8 @@
 #include "comm/watch/status_store.h"
 
 #include <algorithm>
+#include <condition_variable>
+#include <mutex>
 #include <sstream>
 #include <utility>
 
@@ -36,11 +38,34 @@ std::optional<std::vector<std::string>> divided(const std::optional<std::string>
 
 }  // namespace
 
+class StatusStore::Turns : public std::enable_shared_from_this<Turns> {
+ public:
+  // Ends when the last copy of it goes. Null: the question before has no answer yet.
+  std::shared_ptr<const void> next_within(milliseconds limit) {
+    std::unique_lock lock(mutex_);
+    if (!free_.wait_for(lock, limit, [&] { return !taken_; })) return nullptr;
+    taken_ = true;
+    return {this, [turns = shared_from_this()](const void*) { turns->end(); }};
+  }
+
+ private:
+  void end() {
+    const std::lock_guard lock(mutex_);
+    taken_ = false;
+    free_.notify_one();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable free_;
+  bool taken_ = false;
+};
+
 StatusStore::StatusStore(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                          milliseconds deadline)
     : store_(store),
       rank_(rank),
-      limit_(std::clamp(deadline / 8, kMostPatience / 10, kMostPatience)) {
+      limit_(std::clamp(deadline / 8, kMostPatience / 10, kMostPatience)),
+      turns_(std::make_shared<Turns>()) {
   for (int other = 0; other < size; ++other) keys_.push_back(c10::str("standing/", other));
   // Every key exists, so that all can be read at once. A rank that is lost here is named by its
   // connection to us.
@@ -52,7 +77,9 @@ StatusStore::StatusStore(const c10::intrusive_ptr<c10d::Store>& store, int rank,
 }
 
 std::optional<std::string> StatusStore::ask(std::function<std::string()> question) const {
-  return ask_within(limit_, std::move(question));
+  const auto turn = turns_->next_within(limit_);
+  if (!turn) return std::nullopt;
+  return ask_within(limit_, [turn, question = std::move(question)] { return question(); });
 }
 
 void StatusStore::tell(RankStatus ours) {
@@ -95,7 +122,9 @@ std::optional<std::vector<std::string>> StatusStore::read(const std::vector<int>
 
 std::string StatusStore::find(int rank) const {
   const auto text = ask([store = store_, key = keys_[static_cast<size_t>(rank)]] {
-    return is_served(store) ? read_key(store, key, milliseconds(0)).value_or("") : "";
+    if (!is_served(store) || !store->check({key})) return std::string();
+    const std::vector<uint8_t> text = store->get(key);
+    return std::string(text.begin(), text.end());
   });
   return text.value_or("");
 }

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -37,6 +38,9 @@ class StatusStore {
   std::string find(int rank) const;
 
  private:
+  // One question at a time, of which one at most is left behind, however long the store says nothing. Shared with that one.
+  class Turns;
+
   std::optional<std::string> ask(std::function<std::string()> question) const;
   const std::string& own_key() const { return keys_[static_cast<size_t>(rank_)]; }
 
@@ -44,6 +48,7 @@ class StatusStore {
   const c10::intrusive_ptr<c10d::Store> store_;
   const int rank_;
   const std::chrono::milliseconds limit_;
+  const std::shared_ptr<Turns> turns_;
   std::vector<std::string> keys_;  // by rank
 
   uint64_t heartbeat_ = 0;

@@ -65,12 +65,6 @@ void PageMemory::visit(const VisitMemory& visit) const {
   }
 }
 
-void PageMemory::check_not_parked(const char* who) const {
-  ZP_CHECK(!is_parked_, who,
-           ": the model is parked, and its parameters, states and buffers have no memory; call "
-           "resume() of the wrapped model first, on all ranks");
-}
-
 void PageMemory::check_stream(const char* who) const {
   const c10::Device device = pages_->world().communicator().device();
   ZP_CHECK(

@@ -9,6 +9,8 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/TensorBody.h>
@@ -16,6 +18,7 @@
 #include "device/stream.h"
 #include "zero/pages/memory_holders.h"
 #include "zero/pages/parameter_pages.h"
+#include "zeropage/check.h"
 #include "zeropage/communicator.h"
 
 namespace zeropage::zero {
@@ -44,10 +47,11 @@ class PageMemory {
 
   // The device's part of it.
   void visit(const VisitMemory& visit) const;
-  // While the model is parked (zero/setup/parking.h) its memory is elsewhere. who: "step()".
-  void set_parked(bool is_parked) { is_parked_ = is_parked; }
-  bool is_parked() const { return is_parked_; }
-  void check_not_parked(const char* who) const;
+  // While the model is parked (zero/setup/parking.h) its memory is elsewhere, and stays there if the model is destroyed. why: what the
+  // errors say; "": it is back.
+  void set_away(std::string why) { away_ = std::move(why); }
+  // Throws if it is away. who: "step()".
+  void check_not_parked(const char* who) const { ZP_CHECK(away_.empty(), who, ": ", away_); }
 
  private:
   struct OfPage {
@@ -61,7 +65,7 @@ class PageMemory {
   const std::shared_ptr<const ParameterPages> pages_;
   const device::Stream compute_;
   std::vector<OfPage> memory_;  // by page
-  bool is_parked_ = false;
+  std::string away_;            // why; "": it is here
 };
 
 }  // namespace zeropage::zero

@@ -40,6 +40,14 @@ void release_free_memory(c10::Device device) {
 
 }  // namespace
 
+// Optimizers and what the script keeps of the module may outlive it.
+Parking::~Parking() {
+  if (!is_parked()) return;
+  sharded_.memory->set_away(
+      "the model was destroyed while it was parked, and its values are gone; call resume() of a "
+      "model before it goes");
+}
+
 // Ranks may be out of step, or one of them may have been told otherwise.
 void Parking::check_alike(const char* who, const std::string& asked) const {
   ZP_CHECK(!all_ranks_.device().is_meta(), who,
@@ -80,7 +88,10 @@ void Parking::park(Tier tier, const std::string& directory) {
               }));
   buffers_->begin_move();
   leaving->leave(c10::str("on ", name(tier)));
-  sharded_.memory->set_parked(true);
+  sharded_.memory->set_away(
+      "the model is parked, and its parameters, states and buffers have no memory; call resume() "
+      "of "
+      "the wrapped model first, on all ranks");
   parked_ = std::move(leaving);
   if (const auto& page_offload = sharded_.pages->page_offload()) page_offload->release_buffers();
   release_free_memory(device);
@@ -103,7 +114,7 @@ void Parking::resume() {
   }
   parked_->come_back();
   parked_.reset();
-  sharded_.memory->set_parked(false);
+  sharded_.memory->set_away("");
   sharded_.in_place->note_moved();
   buffers_->end_move();
   memory::return_idle_memory();

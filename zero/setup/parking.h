@@ -29,6 +29,9 @@ class Parking {
         sharded_(sharded),
         module_(std::move(module)),
         buffers_(std::move(buffers)) {}
+  ~Parking();
+  Parking(const Parking&) = delete;
+  Parking& operator=(const Parking&) = delete;
 
   // directory: for kNvme; "" for that of the options.
   void park(memory::Tier tier, const std::string& directory);

@@ -315,11 +315,15 @@ TEST(ParkedModelTest, TakesItsFileAlongWhereItGoes) {
   const DiskFolder disk;
   run_ranks(2, [&](comm::World& world) {
     const Wide module = make<Wide>();
+    std::unique_ptr<Optimizer<AdamW>> optimizer;
     {
       DistributedDataParallel<Wide> model(module, world, Setting{1}.all());
+      optimizer = std::make_unique<Optimizer<AdamW>>(model, kAdamW);
       model.park(Tier::kNvme, disk.path());
       EXPECT_FALSE(disk.empty());
     }
+    EXPECT_THAT(error_of([&] { optimizer->step(); }),
+                HasSubstr("the model was destroyed while it was parked, and its values are gone"));
     EXPECT_THAT(error_of([&] { module->last->weight.sum(); }),
                 HasSubstr("was destroyed while it was parked"));
   });

@@ -69,6 +69,8 @@ TEST(StorageTest, WritesWhatAnExpandedDimensionRepeatsOnce) {
     EXPECT_NE(words.find("buffer \"mask\": dimension 0 is expanded"), std::string::npos) << words;
   }
   EXPECT_EQ(column[2].item<float>(), 3);
+  const auto on_meta = torch::empty({3, 1}, torch::kMeta).expand({3, 4});
+  write_values(on_meta, on_meta.contiguous(), "buffer \"mask\"");
 }
 
 TEST(StorageTest, RefusesToWritePastTheEnd) {

@@ -89,9 +89,8 @@ void Parking::park(Tier tier, const std::string& directory) {
   buffers_->begin_move();
   leaving->leave(c10::str("on ", name(tier)));
   sharded_.memory->set_away(
-      "the model is parked, and its parameters, states and buffers have no memory; call resume() "
-      "of "
-      "the wrapped model first, on all ranks");
+      "the model is parked, and its parameters, states and buffers have no memory; call "
+      "resume() of the wrapped model first, on all ranks");
   parked_ = std::move(leaving);
   if (const auto& page_offload = sharded_.pages->page_offload()) page_offload->release_buffers();
   release_free_memory(device);

@@ -52,8 +52,9 @@ bool SelectiveDrops::drops(Value& value) const {
 
 void CheapestDrops::see(const Operation& operation, at::ArrayRef<c10::IValue> arguments) {
   gathers_ = gathers_ || (operation.gathers && takes_a_page(arguments));
+  exchanges_rows_ = exchanges_rows_ || operation.name == kExchangeOfRows;
   ZP_CHECK(
-      !gathers_ || operation.name != kExchangeOfRows,
+      !gathers_ || !exchanges_rows_,
       "recompute: expected no budget where tokens travel to experts on other ranks and "
       "parameters are sharded, got one: ranks get other numbers of tokens, so what fits on one "
       "does not on another, and all must gather the same pages; recompute selectively or by "

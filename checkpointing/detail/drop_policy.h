@@ -86,6 +86,7 @@ class CheapestDrops final : public DropPolicy {
 
   const int64_t limit_bytes_;
   bool gathers_ = false;
+  bool exchanges_rows_ = false;
   std::vector<std::weak_ptr<Value>> kept_;  // that may be dropped yet
 };
 

@@ -149,6 +149,30 @@ TEST(ExpertsOverRanksTest, RefuseABudgetWhereEachRankWouldDropOtherTensors) {
   }
 }
 
+// Here the tokens have travelled when the first page is gathered.
+TEST(ExpertsOverRanksTest, RefuseABudgetWhereTheHeadAloneIsSharded) {
+  for (const int64_t minimum_sharded_bytes : {0, 100'000, 1'000'000}) {
+    const auto train = [&](World& world) {
+      const Mesh mesh(world, {{"data", 1}, {"expert", 2}});
+      torch::nn::Sequential net(parallel::Experts(parallel::ExpertsOptions(kWidth, 12, 12, 2)),
+                                torch::nn::Linear(kWidth, 4096));
+      expert_parallel(net, mesh);
+      Options options = options_of(3);
+      options.minimum_sharded_bytes = minimum_sharded_bytes;
+      DistributedDataParallel<torch::nn::Sequential> model(net, mesh, options);
+      checkpointing::Recompute recompute =
+          zeropage::recompute(model, RecomputeOptions::budget(10'000'000));
+      const ActivationScope scope(recompute);
+      model(torch::randn({3 + world.rank(), kWidth}));
+    };
+    const std::string error = error_of([&] { run_ranks(2, train); });
+    const bool all_is_whole = minimum_sharded_bytes == 1'000'000;
+    EXPECT_EQ(error.find("expected no budget where tokens") == std::string::npos, all_is_whole)
+        << minimum_sharded_bytes << ": " << error;
+    EXPECT_EQ(error.empty(), all_is_whole) << error;
+  }
+}
+
 TEST(ExpertsOverRanksTest, AccumulateMicroStepsAsOnOneRank) {
   Script script;
   script.micro_steps = 3;

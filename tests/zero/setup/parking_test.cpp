@@ -290,6 +290,63 @@ TEST(ParkedModelTest, MayLoseAnOptimizerMeanwhile) {
   });
 }
 
+// A table that lies elsewhere afterwards has been written by nobody. One that the user wrote before has.
+TEST(ParkedModelTest, SendsOnlyBuffersThatWereWritten) {
+  const DiskFolder disk;
+  run_ranks(2, [&](comm::World& world) {
+    DistributedDataParallel<Wide> model(make<Wide>(), world, Setting{1}.all());
+    Optimizer<AdamW> optimizer(model, kAdamW);
+    const auto sent_in_step = [&](int step) {
+      const int64_t before = world.communicator().wire_traffic().broadcast.bytes;
+      train_one(model, optimizer, step);
+      const auto bytes =
+          torch::tensor({world.communicator().wire_traffic().broadcast.bytes - before});
+      world.communicator().all_reduce(bytes, comm::ReduceOp::kMax, "bytes").wait();
+      return bytes.item<int64_t>();
+    };
+    const auto table_bytes = static_cast<int64_t>(model.module()->table.nbytes());
+    sent_in_step(0);
+    const int64_t of_statistics = sent_in_step(1);
+    // Memory that would else be given out again, at the address where the table was.
+    std::vector<torch::Tensor> taken;
+    model.park(Tier::kNvme, disk.path());
+    for (int i = 0; i < 64; ++i) taken.push_back(torch::empty({7 * 4}));
+    model.resume();
+    EXPECT_EQ(sent_in_step(2), of_statistics);
+    {
+      const torch::NoGradGuard no_grad;
+      if (world.rank() == 1) model.module()->table.mul_(2);
+    }
+    model.park(Tier::kNvme, disk.path());
+    model.resume();
+    EXPECT_EQ(sent_in_step(3), of_statistics + table_bytes);
+    EXPECT_EQ(model.module()->table[0][1].item<float>(), 0.01F) << "rank 0's";
+  });
+}
+
+// Its memory stays until somebody looks whether it was zeroed.
+TEST(ParkedModelTest, HasNoGradientThatWasReadBehindTheStep) {
+  const DiskFolder disk;
+  for (const int stage : {0, 1, 2, 3}) {
+    SCOPED_TRACE(stage);
+    run_ranks(2, [&](comm::World& world) {
+      DistributedDataParallel<Wide> model(make<Wide>(), world, Setting{stage}.all());
+      Optimizer<AdamW> optimizer(model, kAdamW);
+      const Samples samples = samples_of(world.rank(), 0);
+      loss_of(model(samples.inputs), samples).backward();
+      optimizer.step();
+      for (const torch::Tensor& parameter : model.module()->parameters()) {
+        EXPECT_GE(parameter.grad().abs().sum().item<float>(), 0);
+      }
+      model.module()->zero_grad();
+      model.park(Tier::kNvme, disk.path());
+      EXPECT_EQ(held_here(), 0);
+      model.resume();
+      train_one(model, optimizer, 1);
+    });
+  }
+}
+
 // Two models, as a policy and its reference, in one folder; one of them is used while the other is parked.
 TEST(ParkedModelTest, LeavesOtherModelsAlone) {
   const DiskFolder disk;

@@ -1,5 +1,6 @@
 // Fused operators hold in a plan what they hold on ranks: a simulated run allocates as their kernels do.
 #include <mutex>
+#include <optional>
 #include <string>
 #include <tuple>
 
@@ -109,11 +110,13 @@ struct Case {
   FeedForward kind = FeedForward::kSwiglu;
   int ranks = 1;
   int expert_ranks = 1;
+  std::optional<c10::ScalarType> compute_dtype = {};
 };
 
-Options training() {
+Options training(const Case& run) {
   Options options;
   options.page_bytes = 64 << 10;
+  options.compute_dtype = run.compute_dtype;
   return options;
 }
 
@@ -125,7 +128,7 @@ Plan planned(const Case& run) {
       .checkpoint_blocks = {},
       .optimizer = {}};
   return plan(model, {.ranks = run.ranks, .expert = run.expert_ranks, .device_is_host = true},
-              {.training = training(),
+              {.training = training(run),
                .tiers = {Tier::kDevice},
                .policies = {CheckpointPolicy::kNone, CheckpointPolicy::kSelective}});
 }
@@ -140,7 +143,7 @@ Breakdown measured(const Case& run, const PlannedSetting& setting) {
       const std::lock_guard lock(random);
       speaker = Speaker(run.kind);
     }
-    Options options = training();
+    Options options = training(run);
     options.stage = setting.stage;
     const Mesh mesh(world, {{"data", run.ranks / run.expert_ranks}, {"expert", run.expert_ranks}});
     if (run.expert_ranks > 1) expert_parallel(speaker, mesh);
@@ -166,6 +169,11 @@ Breakdown measured(const Case& run, const PlannedSetting& setting) {
   return at_peak;
 }
 
+// With AVX-512 LibTorch's products in bf16 hold more than a plan counts.
+double tolerance_of(const Case& run) {
+  return run.compute_dtype == torch::kBFloat16 && __builtin_cpu_supports("avx512f") ? 0.08 : 0.03;
+}
+
 class PlannedFusedTest : public ::testing::TestWithParam<Case> {};
 
 TEST_P(PlannedFusedTest, OperatorsHoldWhatTheyHoldOnRanks) {
@@ -179,7 +187,7 @@ TEST_P(PlannedFusedTest, OperatorsHoldWhatTheyHoldOnRanks) {
       return static_cast<double>(bytes.total() - bytes[Kind::kStaging]);
     };
     const Breakdown& expected = forecast.at_peak[Tier::kDevice];
-    EXPECT_NEAR(of_model(expected), of_model(real), 0.03 * of_model(real))
+    EXPECT_NEAR(of_model(expected), of_model(real), tolerance_of(run) * of_model(real))
         << "forecast " << memory::to_text(expected) << ", real " << memory::to_text(real);
     ++compared;
   }
@@ -188,11 +196,13 @@ TEST_P(PlannedFusedTest, OperatorsHoldWhatTheyHoldOnRanks) {
 
 INSTANTIATE_TEST_SUITE_P(
     Models, PlannedFusedTest,
-    ::testing::Values(Case{.kind = FeedForward::kSwiglu}, Case{.kind = FeedForward::kBiasGelu},
-                      Case{.kind = FeedForward::kSwiglu, .ranks = 2},
-                      Case{.kind = FeedForward::kExperts},
-                      Case{.kind = FeedForward::kExperts, .ranks = 2},
-                      Case{.kind = FeedForward::kExperts, .ranks = 2, .expert_ranks = 2}));
+    ::testing::Values(
+        Case{.kind = FeedForward::kSwiglu}, Case{.kind = FeedForward::kBiasGelu},
+        Case{.kind = FeedForward::kSwiglu, .ranks = 2},
+        Case{.kind = FeedForward::kSwiglu, .compute_dtype = torch::kBFloat16},
+        Case{.kind = FeedForward::kSwiglu, .ranks = 2, .compute_dtype = torch::kBFloat16},
+        Case{.kind = FeedForward::kExperts}, Case{.kind = FeedForward::kExperts, .ranks = 2},
+        Case{.kind = FeedForward::kExperts, .ranks = 2, .expert_ranks = 2}));
 
 }  // namespace
 }  // namespace zeropage::planned_fused_test

@@ -44,7 +44,7 @@ ALLOWED = {
 OWN_INCLUDE = re.compile(r'^#include "([a-z_/]+\.h)"', re.MULTILINE)
 MOST_LINES = 500
 # The public API: lines of code, for what explains them is wanted.
-UMBRELLA, MOST_LINES_BEHIND_IT = "include/zeropage/zeropage.h", 4000
+UMBRELLA, MOST_LINES_BEHIND_IT = "include/zeropage/zeropage.h", 4600
 WORDLESS_CHECK = re.compile(r"^\s*(?:TORCH_CHECK|ZP_CHECK)\([^,\"]*\);", re.MULTILINE)
 TORCH_FREE = ("comm/launcher/", "tools/", "device/cuda/device_places",
               "device/accelerator_driver", "device/device_places", "include/zeropage/fields.h", "base/format_bytes", "device/host_", "device/no_cuda_devices", "device/page_nodes", "device/topology",

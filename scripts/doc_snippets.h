@@ -11,23 +11,10 @@
 
 #include <torch/torch.h>
 
-#include "zeropage/adafactor.h"
-#include "zeropage/context_parallel.h"
 #include "zeropage/event_sink.h"
-#include "zeropage/expert_parallel.h"
-#include "zeropage/fit.h"
-#include "zeropage/lamb.h"
-#include "zeropage/muon.h"
-#include "zeropage/parallel_layers.h"
-#include "zeropage/pipeline.h"
-#include "zeropage/plan.h"
-#include "zeropage/probe.h"
-#include "zeropage/profiler.h"
-#include "zeropage/survive.h"
 #include "zeropage/testing.h"
 #include "zeropage/text/token_file.h"
 #include "zeropage/text/tokenizer.h"
-#include "zeropage/tiled.h"
 #include "zeropage/zeropage.h"
 
 using zeropage::operator""_GiB;

@@ -13,6 +13,7 @@
 #include "device/stream.h"
 #include "saving/detail/collective_errors.h"
 #include "saving/detail/saved_generators.h"
+#include "saving/detail/surviving_loop.h"
 #include "zero/model_parts.h"
 #include "zero/pages/parameter_pages.h"
 #include "zeropage/check.h"
@@ -185,20 +186,25 @@ bool ranks_are_restarted() {
 
 void survive(const std::function<void(comm::World&, SurvivingRun&)>& loop,
              const SurvivalOptions& options) {
-  ZP_CHECK(options.copy_every > 0, "SurvivalOptions::copy_every: expected 1 or more, got ",
-           options.copy_every);
   static std::atomic_flag was_called;
   ZP_CHECK(!was_called.test_and_set(),
            "survive(): was called before in this process; ranks that are started again would run "
            "the first loop again, so put both into one loop");
   const auto membership = comm::Membership::from_environment();
+  saving::SurvivingLoop::run(membership.get(), loop, options);
+}
+
+void saving::SurvivingLoop::run(comm::Membership* membership, const Function& loop,
+                                const SurvivalOptions& options) {
+  ZP_CHECK(options.copy_every > 0, "SurvivalOptions::copy_every: expected 1 or more, got ",
+           options.copy_every);
   for (;;) {
     std::exception_ptr error;
     std::string words = "an exception that is no std::exception";
     try {
       comm::World world = membership ? membership->join(options.world)
                                      : comm::World::from_environment(options.world);
-      SurvivingRun run(std::make_unique<SurvivingRun::Copies>(world, options, membership.get()));
+      SurvivingRun run(std::make_unique<SurvivingRun::Copies>(world, options, membership));
       loop(world, run);
       run.copies_->finish();
       // Whoever has returned can go back as long as another one may fail.

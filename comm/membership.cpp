@@ -43,7 +43,9 @@ World Membership::join(const WorldOptions& options) {
   if (!place.rendezvous_file.empty() && joined_ > 0) {
     place.rendezvous_file += c10::str(".", joined_);
   }
-  place.gone = [generations = generations_, generation = joined_] {
+  place.gone = [generations = generations_, generation = joined_,
+                before_word = surroundings_.before_word] {
+    if (before_word) before_word();
     if (generations->current() == generation) return std::vector<int>();
     return std::vector<int>{generations->begin_of(generation + 1).rank};
   };

@@ -20,8 +20,8 @@ struct Surroundings {
   std::function<c10::intrusive_ptr<c10d::Store>(const Place& place,
                                                 std::chrono::milliseconds deadline)>
       open_store = comm::open_store;
-  // Called before each word to the launcher, and again and again while this rank waits for one. What it throws ends the rank: it tells
-  // the launcher nothing more, as a process that is killed. Default: nothing is called.
+  // Called before each word to the launcher, and again and again while this rank waits for one, or for other ranks' texts. What it throws
+  // ends the rank: it tells the launcher nothing more, as a process that is killed. Default: nothing is called.
   std::function<void()> before_word = {};
 };
 

@@ -84,9 +84,9 @@ class SurvivingRun::Copies {
     bool found = false;
     if (!folder_.empty()) {
       // Before the copy is read: from here on no former start of this run writes any more.
+      const SaveOptions save{.deadline = time_for_copy(model.with(optimizer))};
       saver_.emplace(folder_, model.with(optimizer)->all_ranks(),
-                     StateSaverOptions{.keep_last = 1,
-                                       .save = {.deadline = time_for_copy(model.with(optimizer))}});
+                     StateSaverOptions{.keep_last = 1, .save = save});
       const nlohmann::json newest =
           saving::settle(world_, "looking for a copy", nullptr, nullptr, [this](const auto&) {
             const auto step = state::newest_valid_step_in(folder_);
@@ -94,7 +94,7 @@ class SurvivingRun::Copies {
           });
       found = !newest.is_null();
       // A folder without room is found now, and not after the first steps.
-      if (!found) check_can_save(folder_, model, optimizer);
+      if (!found) check_can_save(folder_, model, optimizer, save);
       if (found) load_copy(model, optimizer, run);
     }
     ZP_CHECK(found || run.step == 0,
@@ -144,7 +144,9 @@ class SurvivingRun::Copies {
   // A new process has drawn other numbers than one that lived, and both go on with those of the copy.
   void load_copy(const TrainedModule& model, ShardedOptimizer& optimizer, RunState& run) const {
     const saving::SeededAlike generators(world_.device());
-    const LoadReport report = load_state(folder_, model, optimizer, run, {.fall_back = true});
+    const LoadReport report =
+        load_state(folder_, model, optimizer, run,
+                   {.fall_back = true, .deadline = time_for_copy(model.with(optimizer))});
     if (!report.random_goes_on) generators.put_back();
     if (world_.rank() != 0) return;
     for (const std::string& note : report.notes) {

@@ -15,7 +15,7 @@ struct Ending {
   friend bool operator==(const Ending&, const Ending&) = default;
 };
 
-// What a run ends with that nothing happens to. Each kind of training runs once a process, by itself. Threads: any.
+// What a run ends with that nothing happens to, from a run at the least stage that has the same bits. Each kind runs once a process. Threads: any.
 Ending unbroken_ending(const Training& training, int64_t steps);
 
 }  // namespace zeropage::simulated

@@ -109,8 +109,10 @@ RunPlan plan_of(uint64_t seed) {
                    .micro_steps = 1 + dice.below(2),
                    .drops_out = dice.one_in(2),
                    .model_seed = static_cast<uint64_t>(dice.below(2))};
-  plan.steps = kLeastSteps + dice.below(static_cast<int>(kMostSteps - kLeastSteps) + 1);
-  plan.copy_every = 1 + dice.below(6);
+  const int64_t longest = dice.one_in(4) ? kMostSteps : kMostSteps / 2;
+  plan.steps = kLeastSteps + dice.below(static_cast<int>(longest - kLeastSteps) + 1);
+  // A copy takes longer than the steps between two.
+  plan.copy_every = dice.one_in(4) ? 1 : 2 + dice.below(6);
   plan.over_sockets = dice.one_in(3);
   plan.launcher_serves_store = dice.one_in(3);
   const int faults = dice.one_in(12) ? 0 : 1 + dice.below(2);

@@ -137,8 +137,11 @@ Ending unbroken_ending(const Training& training, int64_t steps) {
   static std::mutex mutex;
   static std::map<Training, std::map<int64_t, Ending>> known;
   const std::lock_guard lock(mutex);
-  auto& endings = known[training];
-  if (endings.empty()) endings = endings_of(training);
+  Training alike = training;
+  // From stage 2 on ranks add up each micro-step's gradients, and below those of the step.
+  alike.stage = training.micro_steps > 1 && training.stage >= 2 ? 2 : 0;
+  auto& endings = known[alike];
+  if (endings.empty()) endings = endings_of(alike);
   return endings.at(steps);
 }
 

@@ -14,18 +14,25 @@ namespace zeropage::comm {
 std::unique_ptr<Membership> Membership::from_environment() {
   const auto path = environment_variable(detail::kGenerationsVariable);
   if (!path || path->empty()) return nullptr;
-  return std::make_unique<Membership>(read_place(), detail::Generations::open(*path));
+  auto membership = std::make_unique<Membership>(read_place(), detail::Generations::open(*path));
+  const Place& place = membership->place();
+  if (place.world_size == 1) return membership;
+  memory::Ledger::process()->set_owner(c10::str("rank ", place.rank, "/", place.world_size));
+  detail::say_uncaught_errors_shortly();
+  return membership;
 }
 
-Membership::Membership(Place place, detail::Generations generations)
+Membership::Membership(Place place, detail::Generations generations, Surroundings surroundings)
     : place_(std::move(place)),
-      generations_(std::make_shared<detail::Generations>(std::move(generations))) {
-  if (place_.world_size == 1) return;
-  memory::Ledger::process()->set_owner(c10::str("rank ", place_.rank, "/", place_.world_size));
-  detail::say_uncaught_errors_shortly();
+      surroundings_(std::move(surroundings)),
+      generations_(std::make_shared<detail::Generations>(std::move(generations))) {}
+
+void Membership::before_word() const {
+  if (surroundings_.before_word) surroundings_.before_word();
 }
 
 World Membership::join(const WorldOptions& options) {
+  before_word();
   joined_ = generations_->current();
   generations_->join(place_.rank, joined_);
   Place place = place_;
@@ -36,18 +43,22 @@ World Membership::join(const WorldOptions& options) {
   if (!place.rendezvous_file.empty() && joined_ > 0) {
     place.rendezvous_file += c10::str(".", joined_);
   }
-  place.gone = [generations = generations_, generation = joined_] {
+  place.gone = [generations = generations_, generation = joined_,
+                before_word = surroundings_.before_word] {
+    if (before_word) before_word();
     if (generations->current() == generation) return std::vector<int>();
     return std::vector<int>{generations->begin_of(generation + 1).rank};
   };
-  World world(place, open_store(place, options.deadline), options);
+  World world(place, surroundings_.open_store(place, options.deadline), options);
   met_ = world.state_;
   return world;
 }
 
 bool Membership::leave(const std::string& words) {
+  before_word();
   generations_->leave(place_.rank, joined_, detail::accused_in(words, place_.rank).value_or(-1));
   while (generations_->current() == joined_) {
+    before_word();
     if (generations_->is_closed()) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
@@ -55,10 +66,12 @@ bool Membership::leave(const std::string& words) {
 }
 
 void Membership::note_resume(int64_t step) {
+  before_word();
   if (place_.rank == 0) generations_->note_resume(joined_, step);
 }
 
 void Membership::finish() {
+  before_word();
   generations_->finish(place_.rank);
 }
 

@@ -3,6 +3,8 @@
 // Threads: the rank's one. Throws: where there is no launcher's memory under the variable, and what World throws.
 #pragma once
 
+#include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,12 +14,23 @@
 
 namespace zeropage::comm {
 
+// What lies around a rank that is a process. Ranks of a simulated cluster are threads, and have other ones (tests/simulated/).
+struct Surroundings {
+  // Where the ranks of a generation meet.
+  std::function<c10::intrusive_ptr<c10d::Store>(const Place& place,
+                                                std::chrono::milliseconds deadline)>
+      open_store = comm::open_store;
+  // Called before each word to the launcher, and again and again while this rank waits for one, or for other ranks' texts. What it throws
+  // ends the rank: it tells the launcher nothing more, as a process that is killed. Default: nothing is called.
+  std::function<void()> before_word = {};
+};
+
 class Membership {
  public:
   // Null where the launcher starts no rank again, or there is none.
   static std::unique_ptr<Membership> from_environment();
 
-  explicit Membership(Place place, detail::Generations generations);
+  Membership(Place place, detail::Generations generations, Surroundings surroundings = {});
 
   // Meets the others in the newest generation. Throws where one of them ends meanwhile.
   World join(const WorldOptions& options);
@@ -37,7 +50,10 @@ class Membership {
   const Place& place() const { return place_; }
 
  private:
+  void before_word() const;
+
   const Place place_;
+  const Surroundings surroundings_;
   // What a world keeps of it may outlive this.
   const std::shared_ptr<detail::Generations> generations_;
   int joined_ = -1;

@@ -13,6 +13,7 @@
 #include "device/stream.h"
 #include "saving/detail/collective_errors.h"
 #include "saving/detail/saved_generators.h"
+#include "saving/detail/surviving_loop.h"
 #include "zero/model_parts.h"
 #include "zero/pages/parameter_pages.h"
 #include "zeropage/check.h"
@@ -83,9 +84,9 @@ class SurvivingRun::Copies {
     bool found = false;
     if (!folder_.empty()) {
       // Before the copy is read: from here on no former start of this run writes any more.
+      const SaveOptions save{.deadline = time_for_copy(model.with(optimizer))};
       saver_.emplace(folder_, model.with(optimizer)->all_ranks(),
-                     StateSaverOptions{.keep_last = 1,
-                                       .save = {.deadline = time_for_copy(model.with(optimizer))}});
+                     StateSaverOptions{.keep_last = 1, .save = save});
       const nlohmann::json newest =
           saving::settle(world_, "looking for a copy", nullptr, nullptr, [this](const auto&) {
             const auto step = state::newest_valid_step_in(folder_);
@@ -93,7 +94,7 @@ class SurvivingRun::Copies {
           });
       found = !newest.is_null();
       // A folder without room is found now, and not after the first steps.
-      if (!found) check_can_save(folder_, model, optimizer);
+      if (!found) check_can_save(folder_, model, optimizer, save);
       if (found) load_copy(model, optimizer, run);
     }
     ZP_CHECK(found || run.step == 0,
@@ -143,7 +144,9 @@ class SurvivingRun::Copies {
   // A new process has drawn other numbers than one that lived, and both go on with those of the copy.
   void load_copy(const TrainedModule& model, ShardedOptimizer& optimizer, RunState& run) const {
     const saving::SeededAlike generators(world_.device());
-    const LoadReport report = load_state(folder_, model, optimizer, run, {.fall_back = true});
+    const LoadReport report =
+        load_state(folder_, model, optimizer, run,
+                   {.fall_back = true, .deadline = time_for_copy(model.with(optimizer))});
     if (!report.random_goes_on) generators.put_back();
     if (world_.rank() != 0) return;
     for (const std::string& note : report.notes) {
@@ -185,20 +188,25 @@ bool ranks_are_restarted() {
 
 void survive(const std::function<void(comm::World&, SurvivingRun&)>& loop,
              const SurvivalOptions& options) {
-  ZP_CHECK(options.copy_every > 0, "SurvivalOptions::copy_every: expected 1 or more, got ",
-           options.copy_every);
   static std::atomic_flag was_called;
   ZP_CHECK(!was_called.test_and_set(),
            "survive(): was called before in this process; ranks that are started again would run "
            "the first loop again, so put both into one loop");
   const auto membership = comm::Membership::from_environment();
+  saving::SurvivingLoop::run(membership.get(), loop, options);
+}
+
+void saving::SurvivingLoop::run(comm::Membership* membership, const Function& loop,
+                                const SurvivalOptions& options) {
+  ZP_CHECK(options.copy_every > 0, "SurvivalOptions::copy_every: expected 1 or more, got ",
+           options.copy_every);
   for (;;) {
     std::exception_ptr error;
     std::string words = "an exception that is no std::exception";
     try {
       comm::World world = membership ? membership->join(options.world)
                                      : comm::World::from_environment(options.world);
-      SurvivingRun run(std::make_unique<SurvivingRun::Copies>(world, options, membership.get()));
+      SurvivingRun run(std::make_unique<SurvivingRun::Copies>(world, options, membership));
       loop(world, run);
       run.copies_->finish();
       // Whoever has returned can go back as long as another one may fail.

@@ -36,6 +36,9 @@
 #include "zeropage/world.h"
 
 namespace zeropage {
+namespace saving {
+class SurvivingLoop;
+}  // namespace saving
 
 struct SurvivalOptions {
   // Steps from one copy to the next. At least 1. The step after which one is made waits for a copy of what the rank owns; the
@@ -76,8 +79,7 @@ class SurvivingRun {
   const std::vector<Restart>& restarts() const;
 
  private:
-  friend void survive(const std::function<void(comm::World&, SurvivingRun&)>& loop,
-                      const SurvivalOptions& options);
+  friend class saving::SurvivingLoop;
   class Copies;
   explicit SurvivingRun(std::unique_ptr<Copies> copies);
 

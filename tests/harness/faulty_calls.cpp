@@ -22,33 +22,68 @@ std::mutex mutex;
 FaultPlan plan;
 int64_t calls = 0;
 std::string call_of_fault;
-std::array<bool, kMostDescriptors> watched{};
+std::string judged_part;
+CallJudge call_judge;
+// By descriptor, of the files that the plan or the judge is about. "": others.
+std::array<std::string, kMostDescriptors> watched;
 
-bool is_watched(const char* path) {
-  return !plan.folder.empty() && std::string(path).starts_with(plan.folder);
+bool is_of_plan(const std::string& path) {
+  return !plan.folder.empty() && path.starts_with(plan.folder);
 }
 
-bool is_watched(int descriptor) {
-  return descriptor >= 0 && static_cast<size_t>(descriptor) < kMostDescriptors &&
-         watched[static_cast<size_t>(descriptor)];
+bool is_judged(const std::string& path) {
+  return !judged_part.empty() && path.find(judged_part) != std::string::npos;
 }
 
-enum class Verdict : uint8_t { kGoOn, kFails, kIsShort };
+bool has_slot(int descriptor) {
+  return descriptor >= 0 && static_cast<size_t>(descriptor) < kMostDescriptors;
+}
+
+std::string path_of(const char* path) {
+  return path;
+}
+
+std::string path_of(int descriptor) {
+  return has_slot(descriptor) ? watched[static_cast<size_t>(descriptor)] : std::string();
+}
+
+enum class Verdict : uint8_t { kGoOn, kFails, kIsShort, kIsTorn };
+
+Verdict verdict_of(const FaultOfCall& fault) {
+  switch (fault.fault) {
+    case Fault::kNone:
+      return Verdict::kGoOn;
+    case Fault::kKill:
+      ::kill(::getpid(), SIGKILL);
+      return Verdict::kFails;
+    case Fault::kFail:
+      errno = fault.error;
+      return Verdict::kFails;
+    case Fault::kShort:
+      return Verdict::kIsShort;
+    case Fault::kTorn:
+      return Verdict::kIsTorn;
+  }
+  return Verdict::kGoOn;
+}
 
 // Counts the call, if it is about what is watched.
 template <typename PathOrDescriptor>
 Verdict look(const char* call, PathOrDescriptor what) {
-  const std::lock_guard lock(mutex);
-  if (!is_watched(what)) return Verdict::kGoOn;
+  std::unique_lock lock(mutex);
+  const std::string path = path_of(what);
+  if (is_judged(path)) {
+    const CallJudge judge = call_judge;
+    lock.unlock();
+    return verdict_of(judge(call, path));
+  }
+  if (!is_of_plan(path)) return Verdict::kGoOn;
   ++calls;
   const bool due =
       plan.fault != Fault::kNone && (calls == plan.at || (plan.for_good && calls > plan.at));
   if (!due) return Verdict::kGoOn;
   if (call_of_fault.empty()) call_of_fault = call;
-  if (plan.fault == Fault::kKill) ::kill(::getpid(), SIGKILL);
-  if (plan.fault == Fault::kShort) return Verdict::kIsShort;
-  errno = plan.error;
-  return Verdict::kFails;
+  return verdict_of({plan.fault, plan.error});
 }
 
 }  // namespace
@@ -58,7 +93,13 @@ void plan_faults(const FaultPlan& new_plan) {
   plan = new_plan;
   calls = 0;
   call_of_fault.clear();
-  watched.fill(false);
+  watched.fill({});
+}
+
+void judge_calls(const std::string& part, const CallJudge& judge) {
+  const std::lock_guard lock(mutex);
+  judged_part = part;
+  call_judge = judge;
 }
 
 int64_t calls_so_far() {
@@ -100,9 +141,9 @@ int open(const char* path, int flags, ...) {
   va_end(arguments);
   const int descriptor = kernel("open", path, SYS_openat, AT_FDCWD, path, flags, mode);
   const std::lock_guard lock(zeropage::testing::mutex);
-  if (descriptor >= 0 && static_cast<size_t>(descriptor) < zeropage::testing::kMostDescriptors) {
-    zeropage::testing::watched[static_cast<size_t>(descriptor)] =
-        zeropage::testing::is_watched(path);
+  if (zeropage::testing::has_slot(descriptor)) {
+    const bool is_ours = zeropage::testing::is_of_plan(path) || zeropage::testing::is_judged(path);
+    zeropage::testing::watched[static_cast<size_t>(descriptor)] = is_ours ? path : "";
   }
   return descriptor;
 }
@@ -111,11 +152,13 @@ ssize_t pwrite(int descriptor, const void* from, size_t bytes, off_t offset) {
   using zeropage::testing::Verdict;
   const Verdict verdict = zeropage::testing::look("pwrite", descriptor);
   if (verdict == Verdict::kFails) return -1;
-  if (verdict == Verdict::kIsShort && bytes > 1) bytes /= 2;
+  const size_t all = bytes;
+  if (verdict != Verdict::kGoOn && bytes > 1) bytes /= 2;
   // Whole sectors are written past the page cache, or none.
   const bool direct = (::fcntl(descriptor, F_GETFL) & O_DIRECT) != 0;
-  if (direct && verdict == Verdict::kIsShort) bytes = (bytes + 4095) / 4096 * 4096;
-  return ::syscall(SYS_pwrite64, descriptor, from, bytes, offset);
+  if (direct && verdict != Verdict::kGoOn) bytes = (bytes + 4095) / 4096 * 4096;
+  const ssize_t written = ::syscall(SYS_pwrite64, descriptor, from, bytes, offset);
+  return verdict == Verdict::kIsTorn && written >= 0 ? static_cast<ssize_t>(all) : written;
 }
 
 int fsync(int descriptor) {
@@ -130,8 +173,8 @@ int ftruncate(int descriptor, off_t bytes) noexcept {
 int close(int descriptor) {
   const int result = kernel("close", descriptor, SYS_close, descriptor);
   const std::lock_guard lock(zeropage::testing::mutex);
-  if (zeropage::testing::is_watched(descriptor)) {
-    zeropage::testing::watched[static_cast<size_t>(descriptor)] = false;
+  if (zeropage::testing::has_slot(descriptor)) {
+    zeropage::testing::watched[static_cast<size_t>(descriptor)].clear();
   }
   return result;
 }

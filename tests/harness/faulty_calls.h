@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 namespace zeropage::testing {
@@ -13,6 +14,7 @@ enum class Fault : uint8_t {
   kKill,   // SIGKILL before the call does anything
   kFail,   // it fails with an errno, and does nothing
   kShort,  // a write writes half; other calls are as they are
+  kTorn,   // the same, and the write says that it has written all
 };
 
 struct FaultPlan {
@@ -28,5 +30,13 @@ void plan_faults(const FaultPlan& plan);
 int64_t calls_so_far();
 // Name of the call at which the fault happened, such as "fsync"; "" if it has not.
 std::string faulty_call();
+
+struct FaultOfCall {
+  Fault fault = Fault::kNone;
+  int error = 0;  // of kFail
+};
+// Asked, beside the plan, about each call on a file whose path has `part` in it; on the thread that calls. For several plans at once.
+using CallJudge = std::function<FaultOfCall(const std::string& call, const std::string& path)>;
+void judge_calls(const std::string& part, const CallJudge& judge);
 
 }  // namespace zeropage::testing

@@ -54,15 +54,26 @@ World Membership::join(const WorldOptions& options) {
   return world;
 }
 
-bool Membership::leave(const std::string& words) {
+bool Membership::leave(const std::string& words, bool out_of_memory) {
   before_word();
-  generations_->leave(place_.rank, joined_, detail::accused_in(words, place_.rank).value_or(-1));
+  const int blamed = detail::accused_in(words, place_.rank).value_or(-1);
+  // Whoever waits for a rank that ran out of memory ends with its words.
+  if (out_of_memory && blamed < 0) generations_->note_out_of_memory(place_.rank, joined_);
+  generations_->leave(place_.rank, joined_, blamed);
   while (generations_->current() == joined_) {
     before_word();
     if (generations_->is_closed()) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   return true;
+}
+
+std::vector<int> Membership::out_of_memory() const {
+  std::vector<int> ranks;
+  for (int generation = 0; generation < joined_; ++generation) {
+    ranks.push_back(generations_->out_of_memory(generation));
+  }
+  return ranks;
 }
 
 void Membership::note_resume(int64_t step) {

@@ -36,15 +36,18 @@ class Membership {
   World join(const WorldOptions& options);
   // Whether somebody still has that world.
   bool world_lives() const { return !met_.expired(); }
-  // After the error `words`, when all that was of that world is gone. Waits until there is a newer generation; false: there will be
-  // none.
-  bool leave(const std::string& words);
+  // After the error `words`, when all that was of that world is gone. out_of_memory: the error was that. Waits until there is a newer
+  // generation; false: there will be none.
+  bool leave(const std::string& words, bool out_of_memory);
 
   // Training has ended on all ranks: who ends from here on is not started again.
   void finish();
 
   // Behind the first generation: why each began, the oldest first.
   std::vector<detail::GenerationBegin> restarts() const;
+  // By generation, from the first on: the rank whose memory did not suffice; -1: none. As long as the generation that was joined is
+  // far; the same on all ranks once they have met in it.
+  std::vector<int> out_of_memory() const;
   // Training goes on behind that step, in the generation that was joined.
   void note_resume(int64_t step);
   const Place& place() const { return place_; }

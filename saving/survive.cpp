@@ -1,9 +1,12 @@
 #include "zeropage/survive.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <exception>
+#include <new>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -34,18 +37,30 @@ std::filesystem::path folder_of(const SurvivalOptions& options) {
 std::vector<Restart> restarts_of(const comm::Membership* membership) {
   std::vector<Restart> restarts;
   if (membership == nullptr) return restarts;
+  const std::vector<int> out_of_memory = membership->out_of_memory();
   for (const comm::detail::GenerationBegin& begin : membership->restarts()) {
     // Another rank ended before training went on.
     const bool went_on = begin.resumed_at >= 0;
-    restarts.push_back({.rank = begin.rank,
-                        .why = begin.words(),
-                        .step = went_on ? begin.resumed_step : 0,
-                        .seconds = went_on
-                                       ? static_cast<double>(begin.resumed_at - begin.failed_at) /
-                                             kNanosecondsOfSecond
-                                       : 0});
+    const size_t left = restarts.size();
+    const int without = left < out_of_memory.size() ? out_of_memory[left] : -1;
+    restarts.push_back(
+        {.rank = without >= 0 ? without : begin.rank,
+         .why = without >= 0 ? c10::str("rank ", without, " ran out of memory") : begin.words(),
+         .step = went_on ? begin.resumed_step : 0,
+         .seconds = went_on ? static_cast<double>(begin.resumed_at - begin.failed_at) /
+                                  kNanosecondsOfSecond
+                            : 0});
   }
   return restarts;
+}
+
+bool is_out_of_memory(const std::exception& error) {
+  if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
+      dynamic_cast<const std::bad_alloc*>(&error) != nullptr) {
+    return true;
+  }
+  // LibTorch's allocators on the host.
+  return std::string_view(error.what()).find("you tried to allocate") != std::string_view::npos;
 }
 
 // An accelerator that reports an error keeps it until its process ends.
@@ -67,6 +82,24 @@ void say_left(const comm::Place& place, const std::string& why) {
 
 }  // namespace
 
+// On which rung the loop is. All ranks have met behind the agreement, so whoever has run out of memory before has said so. Collective
+// where there are rungs.
+int memory_rung_of(const comm::World& world, const SurvivalOptions& options,
+                   const comm::Membership* membership) {
+  if (membership == nullptr || options.memory_rungs == 0) return 0;
+  world.check_agreement("survive", {c10::str("memory_rungs ", options.memory_rungs)});
+  const std::vector<int> out_of_memory = membership->out_of_memory();
+  const auto times =
+      std::count_if(out_of_memory.begin(), out_of_memory.end(), [](int rank) { return rank >= 0; });
+  const int rung = static_cast<int>(std::min<int64_t>(times, options.memory_rungs));
+  if (world.rank() == 0 && !out_of_memory.empty() && out_of_memory.back() >= 0) {
+    std::fprintf(stderr,
+                 "zeropage: rank %d ran out of memory: the loop goes on on memory rung %d of %d\n",
+                 out_of_memory.back(), rung, options.memory_rungs);
+  }
+  return rung;
+}
+
 // What one call of the loop has of copies.
 class SurvivingRun::Copies {
  public:
@@ -75,7 +108,8 @@ class SurvivingRun::Copies {
       : world_(world),
         folder_(folder_of(options)),
         copy_every_(options.copy_every),
-        membership_(membership) {}
+        membership_(membership),
+        memory_rung_(memory_rung_of(world, options, membership)) {}
 
   bool resume(const TrainedModule& model, ShardedOptimizer& optimizer, RunState& run) {
     ZP_CHECK(!has_resumed_,
@@ -130,6 +164,7 @@ class SurvivingRun::Copies {
   }
 
   const std::vector<Restart>& restarts() const { return restarts_; }
+  int memory_rung() const { return memory_rung_; }
 
  private:
   // How long ranks wait for the slowest one to write. While one stands still the others leave the loop no sooner.
@@ -158,6 +193,7 @@ class SurvivingRun::Copies {
   const std::filesystem::path folder_;
   const int64_t copy_every_;
   comm::Membership* const membership_;
+  const int memory_rung_;
   std::optional<StateSaver> saver_;
   std::vector<Restart> restarts_;
   bool has_resumed_ = false;
@@ -182,6 +218,10 @@ const std::vector<Restart>& SurvivingRun::restarts() const {
   return copies_->restarts();
 }
 
+int SurvivingRun::memory_rung() const {
+  return copies_->memory_rung();
+}
+
 bool ranks_are_restarted() {
   return !comm::environment_variable(comm::detail::kGenerationsVariable).value_or("").empty();
 }
@@ -200,8 +240,11 @@ void saving::SurvivingLoop::run(comm::Membership* membership, const Function& lo
                                 const SurvivalOptions& options) {
   ZP_CHECK(options.copy_every > 0, "SurvivalOptions::copy_every: expected 1 or more, got ",
            options.copy_every);
+  ZP_CHECK(options.memory_rungs >= 0, "SurvivalOptions::memory_rungs: expected 0 or more, got ",
+           options.memory_rungs);
   for (;;) {
     std::exception_ptr error;
+    bool out_of_memory = false;
     std::string words = "an exception that is no std::exception";
     try {
       comm::World world = membership ? membership->join(options.world)
@@ -216,6 +259,7 @@ void saving::SurvivingLoop::run(comm::Membership* membership, const Function& lo
     } catch (const std::exception& thrown) {
       error = std::current_exception();
       words = memory::message_of(thrown);
+      out_of_memory = is_out_of_memory(thrown);
     } catch (...) {
       error = std::current_exception();
     }
@@ -229,7 +273,7 @@ void saving::SurvivingLoop::run(comm::Membership* membership, const Function& lo
                    "loop own all of it\n");
       std::rethrow_exception(error);
     }
-    if (!membership->leave(words)) std::rethrow_exception(error);
+    if (!membership->leave(words, out_of_memory)) std::rethrow_exception(error);
   }
 }
 

@@ -104,6 +104,7 @@ zeropage::DeviceAllocator allocator_of_simulated_cuda() {
 std::string fit_to_limits(const zeropage::World& world, Flags& flags) {
   zeropage::Options& options = flags.options;
   leave_room_for_processes(world, options.host_memory_bytes);
+  if (flags.memory_rungs > 0) return "";
   if (options.device_memory_bytes == zeropage::Options::kNoLimit &&
       options.host_memory_bytes == zeropage::Options::kNoLimit) {
     return "";
@@ -117,6 +118,18 @@ std::string fit_to_limits(const zeropage::World& world, Flags& flags) {
   flags.forms.offload_parameters =
       word_of(options.offload.parameters, options.offload.nvme_directory);
   return fitted.description;
+}
+
+int64_t parts_on(int rung) {
+  constexpr int kMostHalvings = 30;
+  return int64_t{1} << std::clamp(rung - 2, 0, kMostHalvings);
+}
+
+void take_less_memory(Flags& flags, int rung) {
+  if (rung == 0) return;
+  flags.checkpointing.parse_policy(rung == 1 ? "selective" : "blocks");
+  flags.batch /= parts_on(rung);
+  flags.accumulator.micro_steps *= parts_on(rung);
 }
 
 }  // namespace train_gpt

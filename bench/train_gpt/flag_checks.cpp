@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "bench/train_gpt/fitting.h"
 #include "zeropage/check.h"
 #include "zeropage/device.h"
 #include "zeropage/survive.h"
@@ -120,6 +121,18 @@ void check_values(const Flags& flags) {
                    "RANKS -- train_gpt ..."));
   require(flags.buddy_every == 0 || flags.seconds == 0,
           "--buddy-every with --seconds: a run that goes back has another time; use --steps");
+  require(flags.memory_rungs == 0 || flags.buddy_every > 0,
+          c10::str("--memory-rungs ", flags.memory_rungs,
+                   ": a run that takes less memory goes on from a copy; give --buddy-every too"));
+  require(flags.memory_rungs == 0 || flags.checkpointing.text == "none",
+          c10::str("--memory-rungs ", flags.memory_rungs,
+                   " chooses what is computed again; leave --checkpoint-activations ",
+                   flags.checkpointing.text, " out"));
+  const int64_t parts = parts_on(flags.memory_rungs);
+  require(flags.batch % parts == 0,
+          c10::str("--memory-rungs ", flags.memory_rungs,
+                   ": the last rung cuts a micro-batch into ", parts, " parts, which ", flags.batch,
+                   " samples are not; give fewer rungs, or another --batch"));
   require(flags.deadline_seconds > 0,
           c10::str("--deadline ", flags.deadline_seconds, ": expected seconds > 0"));
 }

@@ -212,6 +212,12 @@ constexpr auto table_of(std::type_identity<Flags>) {
                        "when zp run --restarts starts a rank again; 0: never",
                .flag = {"buddy-every", "K"},
                .bounds = Bounds::not_negative()}),
+          field<&Flags::memory_rungs>(
+              {.help =
+                   "With --buddy-every: how often a run whose step does not fit the memory goes "
+                   "back and takes less; 0: never",
+               .flag = {"memory-rungs", "N"},
+               .bounds = Bounds::not_negative()}),
           field<&Flags::sample>({.help = "Characters to write at the end",
                                  .flag = {"sample"},
                                  .bounds = Bounds::not_negative()}),

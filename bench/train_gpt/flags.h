@@ -112,6 +112,8 @@ struct Flags {
   bool probe = false;  // look for slow ranks before the run
   // Steps between copies of the training state, for ranks that are started again; 0: none are made.
   int64_t buddy_every = 0;
+  // How often a step that does not fit the memory is made to take less; 0: the run ends.
+  int memory_rungs = 0;
   zeropage::Options options;
   zeropage::AccumulatorOptions accumulator;
   OwnForms forms;  // once they are parsed, the two above have what they come to

@@ -324,6 +324,7 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
        run.weights_sha256.empty() ? nlohmann::json() : nlohmann::json(run.weights_sha256)}};
   if (flags.experts.any()) json["experts"] = experts_json(run.experts, flags);
   if (flags.buddy_every > 0) json["restarts"] = restarts_json(run.restarts);
+  if (flags.memory_rungs > 0) json["memory_rung"] = run.memory_rung;
   if (run.probe) json["probe"] = probe_json(*run.probe);
   if (run.utilisation) json["mfu"] = *run.utilisation;
   if (run.disk) {

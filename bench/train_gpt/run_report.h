@@ -47,6 +47,7 @@ struct RunFigures {
   ExpertReport experts;
   std::optional<zeropage::ProbeReport> probe;
   std::vector<zeropage::Restart> restarts;
+  int memory_rung = 0;
 };
 
 // Memory of the device that trains.

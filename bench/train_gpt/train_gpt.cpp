@@ -76,7 +76,7 @@ int main(int argc, char** argv) {
             flags.ranks = world.size();
             train_gpt::train(world, flags, *data, &surviving);
           },
-          {.copy_every = flags.buddy_every, .world = options});
+          {.copy_every = flags.buddy_every, .world = options, .memory_rungs = flags.memory_rungs});
     } else if (zeropage::comm::launched_by_environment()) {
       auto world = zeropage::comm::World::from_environment(options);
       exit_code = run_rank(world);

@@ -226,7 +226,10 @@ int run_steps(const Places& places, const Flags& flags, const TextData& data, Tr
   if (before) finish(*before);
   saved.finish(progress);
   run.saves = saved.saves();
-  if (surviving != nullptr) run.restarts = surviving->restarts();
+  if (surviving != nullptr) {
+    run.restarts = surviving->restarts();
+    run.memory_rung = surviving->memory_rung();
+  }
   run.forecast_activation_peak_bytes = kept.forecast_peak_bytes();
   run.offloaded_peak_bytes = kept.offloaded_peak_bytes();
   run.kept_activations = kept.table();
@@ -269,6 +272,7 @@ void train(zeropage::comm::World& world, const Flags& given, const TextData& dat
   if (world.rank() == 0 && !flags.fit.description.empty()) {
     std::cout << "fits: " << flags.fit.description << std::endl;
   }
+  if (surviving != nullptr) take_less_memory(flags, surviving->memory_rung());
   if (flags.probe) {
     run.probe = zeropage::probe(world, {.disk_directory = disk_of_run(flags)});
     if (world.rank() == 0) std::cout << run.probe->to_string() << std::flush;

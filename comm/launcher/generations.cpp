@@ -16,7 +16,7 @@ namespace zeropage::comm::detail {
 namespace {
 
 // "zpgener" and the layout's version.
-constexpr uint64_t kGenerationsMagic = 0x7a7067656e657201;
+constexpr uint64_t kGenerationsMagic = 0x7a7067656e657202;
 
 struct RankWords {
   std::atomic<int32_t> joined{-1};
@@ -42,6 +42,8 @@ struct Generations::Memory {
   std::atomic<int32_t> current;
   std::atomic<int32_t> closed;
   std::array<GenerationBegin, kMostRestarts + 1> begins;
+  // By generation, the rank + 1; 0: none.
+  std::array<std::atomic<int32_t>, kMostRestarts + 1> out_of_memory;
   // Behind this lie the RankWords of all ranks.
 
   RankWords* words() { return reinterpret_cast<RankWords*>(this + 1); }
@@ -168,6 +170,17 @@ void Generations::leave(int rank, int generation, int blamed) {
   memory().words()[rank].blamed.store(blamed);
   memory().words()[rank].left_at.store(monotonic_nanoseconds());
   memory().words()[rank].left.store(generation);
+}
+
+void Generations::note_out_of_memory(int rank, int generation) {
+  int32_t none = 0;
+  memory()
+      .out_of_memory.at(static_cast<size_t>(generation))
+      .compare_exchange_strong(none, rank + 1);
+}
+
+int Generations::out_of_memory(int generation) const {
+  return memory().out_of_memory.at(static_cast<size_t>(generation)).load() - 1;
 }
 
 void Generations::finish(int rank) {

@@ -80,6 +80,10 @@ class Generations {
   void join(int rank, int generation);
   // blamed: the rank that its error says was lost; -1: the error is its own.
   void leave(int rank, int generation, int blamed);
+  // Rank, before it leaves: its memory did not suffice. The first of a generation counts.
+  void note_out_of_memory(int rank, int generation);
+  // The rank whose memory did not suffice in that generation; -1: none has said so.
+  int out_of_memory(int generation) const;
   // Its training has ended.
   void finish(int rank);
   bool has_finished(int rank) const;

@@ -32,6 +32,7 @@
 #include <string>
 #include <vector>
 
+#include "zeropage/recompute.h"
 #include "zeropage/saving.h"
 #include "zeropage/world.h"
 
@@ -49,12 +50,29 @@ struct SurvivalOptions {
   std::filesystem::path folder = {};
   // The worlds in which the loop runs.
   comm::WorldOptions world = {};
+  // How many rungs the loop has below the first for a step that does not fit the memory (SurvivingRun::memory_rung()).
+  // 0: to run out of memory is a failure like any other.
+  int memory_rungs = 0;
 };
+
+// What a step does on a rung to take less memory than on the one above it. Each takes more time.
+struct MemoryRung {
+  checkpointing::RecomputeOptions recompute = checkpointing::RecomputeOptions::nothing();
+  // Into how many equal parts each micro-batch is cut. An Accumulator's micro-steps are as many times more.
+  int64_t parts = 1;
+  // "cheap operators are computed again"
+  std::string words;
+};
+
+// A ladder for most loops. 0 keeps all, 1 computes cheap operators again, 2 all of each block but its input, where find_blocks()
+// finds blocks (zeropage/recompute.h); each further one cuts micro-batches into twice as many parts. Recompute keeps the bits of a
+// step; parts have the same mean gradient but for the order of its sum. Throws where rung is below 0 or above 30.
+MemoryRung memory_rung(const torch::nn::Module& module, int rung);
 
 // Why the loop was called again, and how long that took.
 struct Restart {
   int rank = 0;     // the one that ended
-  std::string why;  // "rank 2 was killed by signal 9"
+  std::string why;  // "rank 2 was killed by signal 9", "rank 1 ran out of memory"
   // How many steps the copy had; 0: the loop began anew.
   int64_t step = 0;
   // From when the launcher noticed until the loop went on behind that step, by rank 0's clock.
@@ -75,6 +93,9 @@ class SurvivingRun {
   // many times as ranks are started again. Collective.
   void end_step(const TrainedModule& model, ShardedOptimizer& optimizer, const RunState& run);
 
+  // How often a rank has run out of memory so far, at most SurvivalOptions::memory_rungs: the loop is called again for it, and
+  // takes less memory on each rung, as by zeropage::memory_rung(). It never goes up again. The same on all ranks.
+  int memory_rung() const;
   // Those so far, the oldest first. The same on all ranks, after resume().
   const std::vector<Restart>& restarts() const;
 

@@ -371,5 +371,122 @@ TEST(SurviveTest, CopiesOfAKilledLaunchAreRemovedByTheNext) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
+// Its middle activations take the memory of a limit, unless they are computed again.
+constexpr int64_t kDepth = 12, kWide = 64, kSamples = 1024;
+
+struct BlockImpl : torch::nn::Module {
+  BlockImpl() { linear = register_module("linear", torch::nn::Linear(kWide, kWide)); }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return x + torch::dropout(torch::gelu(linear(x)).tanh(), 0.1, is_training());
+  }
+  torch::nn::Linear linear{nullptr};
+};
+TORCH_MODULE(Block);
+
+struct DeepImpl : torch::nn::Module {
+  DeepImpl() {
+    for (int64_t layer = 0; layer < kDepth; ++layer) blocks->push_back(Block());
+    register_module("blocks", blocks);
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    for (const auto& block : *blocks) x = block->as<Block>()->forward(x);
+    return x;
+  }
+  torch::nn::ModuleList blocks;
+};
+TORCH_MODULE(Deep);
+
+void train_deep(comm::World& world, SurvivingRun& run, int64_t limit_bytes) {
+  torch::manual_seed(7);
+  Options options{.stage = stage_of(3), .page_bytes = 4096};
+  if (limit_bytes > 0) options.device_memory_bytes = limit_bytes;
+  DistributedDataParallel<Deep> model(Deep(), world, options);
+  Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(1e-2));
+  RunState state;
+  run.resume(model, optimizer, state);
+  const MemoryRung rung = memory_rung(*model.module(), run.memory_rung());
+  checkpointing::Recompute recompute = zeropage::recompute(model, rung.recompute);
+  Accumulator accumulator(model, {.micro_steps = rung.parts});
+  state.accumulator = &accumulator;
+  while (state.step < 8) {
+    // Large batches come late, and to one rank, which the other waits for.
+    const int64_t samples = state.step < 4 || world.rank() == 0 ? 8 : kSamples;
+    const auto batch =
+        torch::full({samples, kWide}, 0.1 * static_cast<double>(state.step + world.rank()));
+    optimizer.zero_grad();
+    for (const torch::Tensor& part : batch.chunk(rung.parts)) {
+      torch::Tensor loss;
+      {
+        const ActivationScope scope(recompute);
+        loss = model(part).pow(2).mean();
+      }
+      accumulator.backward(loss);
+    }
+    accumulator.step(optimizer);
+    ++state.step;
+    run.end_step(model, optimizer, state);
+  }
+  const auto peak = world.max(torch::tensor(memory::Ledger::current()->at_peak().total()));
+  model.eval();
+  const GatheredParameters whole(model);
+  if (world.rank() != 0) return;
+  std::printf("hash=%016llx\nrung=%d peak=%lld\n", static_cast<unsigned long long>(hash_of(model)),
+              run.memory_rung(), static_cast<long long>(peak.item<int64_t>()));
+  for (const Restart& restart : run.restarts()) {
+    std::printf("restart: %s, step %lld\n", restart.why.c_str(),
+                static_cast<long long>(restart.step));
+  }
+}
+
+std::function<int()> launch_deep(int64_t limit_bytes, int memory_rungs) {
+  return [=] {
+    return comm::launch_function(
+        [=] {
+          at::set_num_threads(1);
+          survive(
+              [=](comm::World& world, SurvivingRun& run) { train_deep(world, run, limit_bytes); },
+              {.copy_every = 2,
+               .world = {.deadline = std::chrono::seconds(20)},
+               .memory_rungs = memory_rungs});
+          return 0;
+        },
+        {.ranks = 2, .grace = std::chrono::seconds(20), .restarts = 4});
+  };
+}
+
+int64_t number_in(const std::string& output, const std::string& name) {
+  const size_t at = output.find(name + "=");
+  return at == std::string::npos ? -1 : std::stoll(output.substr(at + name.size() + 1));
+}
+
+TEST(MemoryRungsTest, AStepThatNeeds1Point3TimesTheLimitTakesLessMemoryWithTheSameBits) {
+  LaunchedProcess unlimited(launch_deep(0, 0));
+  ASSERT_EQ(unlimited.wait(), 0) << unlimited.err();
+  const int64_t limit = number_in(unlimited.out(), "peak") * 10 / 13;
+  LaunchedProcess limited(launch_deep(limit, 4));
+  EXPECT_EQ(limited.wait(), 0) << limited.err();
+  EXPECT_EQ(hash_in(limited.out()), hash_in(unlimited.out())) << limited.out();
+  EXPECT_EQ(number_in(limited.out(), "rung"), 2);
+  EXPECT_THAT(limited.out(), HasSubstr("restart: rank 1 ran out of memory, step 4"));
+  EXPECT_THAT(limited.err(),
+              HasSubstr("rank 1 ran out of memory: the loop goes on on memory rung 1 of 4"));
+  LaunchedProcess rungs_used_up(launch_deep(limit, 1));
+  EXPECT_NE(rungs_used_up.wait(), 0);
+  EXPECT_THAT(rungs_used_up.err(), HasSubstr("on memory rung 1 of 1"));
+  EXPECT_THAT(rungs_used_up.err(), HasSubstr("would pass the limit of device memory"));
+}
+
+TEST(MemoryRungsTest, TakeLessAndLess) {
+  const Deep deep;
+  EXPECT_TRUE(memory_rung(*deep, 0).recompute.keeps_all);
+  EXPECT_FALSE(memory_rung(*deep, 1).recompute.keeps_all);
+  EXPECT_EQ(memory_rung(*deep, 2).recompute.blocks.parameters.size(), kDepth);
+  EXPECT_EQ(memory_rung(*deep, 2).parts, 1);
+  EXPECT_EQ(memory_rung(*deep, 5).parts, 8);
+  EXPECT_THAT(memory_rung(*deep, 4).words, HasSubstr("micro-batches are cut into 4"));
+  EXPECT_THAT(memory_rung(*torch::nn::Linear(2, 2), 2).words, HasSubstr("cheap operators"));
+  EXPECT_THROW(memory_rung(*deep, -1), c10::Error);
+}
+
 }  // namespace
 }  // namespace zeropage::survive_test

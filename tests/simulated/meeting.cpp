@@ -12,10 +12,11 @@ constexpr std::chrono::milliseconds kBetweenLooks{1};
 }  // namespace
 
 // The store, where messages go there and come back.
-c10d::Store& MeetingStore::reached() {
+c10d::Store& MeetingStore::reached(bool waits) {
   const bool is_alive = end_.scenario->at_store_call(end_.rank, end_.life) && !end_.life->is_dead();
+  const auto& server = end_.meeting->server;
   const bool is_served =
-      !end_.meeting->is_closed && (!end_.meeting->server || end_.meeting->server->pass());
+      !end_.meeting->is_closed && (!server || (waits ? server->pass() : !server->is_dead()));
   if (!is_alive || !is_served) {
     C10_THROW_ERROR(DistNetworkError, "the connection to the store has been closed (simulated)");
   }
@@ -23,7 +24,7 @@ c10d::Store& MeetingStore::reached() {
 }
 
 void MeetingStore::set(const std::string& key, const std::vector<uint8_t>& value) {
-  reached().set(key, value);
+  reached(/*waits=*/false).set(key, value);
   end_.meeting->note(key, value);
 }
 
@@ -85,7 +86,7 @@ void MeetingStore::wait(const std::vector<std::string>& keys,
 }
 
 void MeetingStore::append(const std::string& key, const std::vector<uint8_t>& value) {
-  reached().append(key, value);
+  reached(/*waits=*/false).append(key, value);
 }
 
 std::vector<std::vector<uint8_t>> MeetingStore::multiGet(const std::vector<std::string>& keys) {
@@ -97,7 +98,7 @@ std::vector<std::vector<uint8_t>> MeetingStore::multiGet(const std::vector<std::
 
 void MeetingStore::multiSet(const std::vector<std::string>& keys,
                             const std::vector<std::vector<uint8_t>>& values) {
-  reached().multiSet(keys, values);
+  for (size_t index = 0; index < keys.size(); ++index) set(keys[index], values[index]);
 }
 
 }  // namespace zeropage::simulated

@@ -11,6 +11,7 @@ namespace {
 
 constexpr const char* kFolderPrefix = "zeropage-copies-";
 constexpr const char* kLockFile = "lock";
+constexpr int kMostFolders = 16;
 
 // Nothing unless this process has it alone.
 FileDescriptor lock_alone(const std::filesystem::path& file, int flags) {
@@ -34,14 +35,21 @@ void remove_leftovers(const std::filesystem::path& parent) {
 
 CopiesFolder::CopiesFolder(const std::filesystem::path& parent) {
   remove_leftovers(parent);
-  std::string name = (parent / (std::string(kFolderPrefix) + "XXXXXX")).string();
-  if (::mkdtemp(name.data()) == nullptr) {
-    throw std::system_error(errno, std::generic_category(),
-                            "zeropage launcher: no folder for copies of the training state in " +
-                                parent.string() + " (name another one: --copies-in)");
+  for (int folder = 0; folder < kMostFolders && !lock_.is_open(); ++folder) {
+    // Another launcher, which looks for leftovers, was the first to lock the one before, and removes it.
+    std::error_code ignored;
+    if (folder > 0) std::filesystem::remove_all(path_, ignored);
+    std::string name = (parent / (std::string(kFolderPrefix) + "XXXXXX")).string();
+    if (::mkdtemp(name.data()) == nullptr) {
+      throw std::system_error(errno, std::generic_category(),
+                              "zeropage launcher: no folder for copies of the training state in " +
+                                  parent.string() + " (name another one: --copies-in)");
+    }
+    path_ = name;
+    lock_ = lock_alone(path_ / kLockFile, O_CREAT);
+    // It may have removed the file between our open and our lock.
+    if (lock_.is_open() && !std::filesystem::exists(path_ / kLockFile, ignored)) lock_.reset();
   }
-  path_ = name;
-  lock_ = lock_alone(path_ / kLockFile, O_CREAT);
 }
 
 CopiesFolder::~CopiesFolder() {

@@ -1,11 +1,15 @@
 // Ranks that a launcher starts again, of programs that know nothing of it.
+#include <atomic>
 #include <filesystem>
 #include <stdexcept>
 #include <system_error>
+#include <thread>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "comm/launcher/copies_folder.h"
 #include "comm/launcher/generations.h"
 #include "tests/comm/launched_process.h"
 #include "zeropage/launcher.h"
@@ -33,6 +37,7 @@ class LauncherRestartsTest : public testing::Test {
         .ranks = ranks, .grace = grace, .restarts = restarts, .copies_in = folder_};
     return [=] { return launch_program({"/bin/sh", "-c", script}, options); };
   }
+  const std::string& folder() const { return folder_; }
 
  private:
   std::string folder_;
@@ -126,6 +131,26 @@ TEST(GenerationsTest, ARankFindsWhatItsLauncherWrote) {
 TEST(GenerationsTest, RefusesWhatNoLauncherWrote) {
   EXPECT_THROW(detail::Generations::open("/nowhere"), std::runtime_error);
   EXPECT_THROW(detail::Generations::open("/proc/self/exe"), std::runtime_error);
+}
+
+// Each looks for what killed launchers have left, and must not take another's new folder for that.
+TEST_F(LauncherRestartsTest, LaunchersThatStartTogetherLeaveEachOthersCopies) {
+  constexpr int kLaunchers = 4;
+  constexpr int kStarts = 500;
+  std::atomic<int> removed{0};
+  {
+    std::vector<std::jthread> launchers;
+    for (int launcher = 0; launcher < kLaunchers; ++launcher) {
+      launchers.emplace_back([&] {
+        for (int start = 0; start < kStarts; ++start) {
+          const detail::CopiesFolder copies(folder());
+          std::this_thread::yield();
+          if (!std::filesystem::exists(copies.path() / "lock")) ++removed;
+        }
+      });
+    }
+  }
+  EXPECT_EQ(removed, 0);
 }
 
 }  // namespace

@@ -12,10 +12,11 @@ constexpr std::chrono::milliseconds kBetweenLooks{1};
 }  // namespace
 
 // The store, where messages go there and come back.
-c10d::Store& MeetingStore::reached() {
+c10d::Store& MeetingStore::reached(bool waits) {
   const bool is_alive = end_.scenario->at_store_call(end_.rank, end_.life) && !end_.life->is_dead();
+  const auto& server = end_.meeting->server;
   const bool is_served =
-      !end_.meeting->is_closed && (!end_.meeting->server || end_.meeting->server->pass());
+      !end_.meeting->is_closed && (!server || (waits ? server->pass() : !server->is_dead()));
   if (!is_alive || !is_served) {
     C10_THROW_ERROR(DistNetworkError, "the connection to the store has been closed (simulated)");
   }
@@ -23,7 +24,8 @@ c10d::Store& MeetingStore::reached() {
 }
 
 void MeetingStore::set(const std::string& key, const std::vector<uint8_t>& value) {
-  reached().set(key, value);
+  reached(/*waits=*/false).set(key, value);
+  end_.meeting->note(key, value);
 }
 
 std::vector<uint8_t> MeetingStore::compareSet(const std::string& key,
@@ -35,13 +37,14 @@ std::vector<uint8_t> MeetingStore::compareSet(const std::string& key,
 // The planted bug: a key without its generation has what the former one left there.
 std::vector<uint8_t> MeetingStore::read(const std::string& key) {
   c10d::Store& store = reached();
-  if (end_.former) {
-    const std::string own = "." + std::to_string(end_.meeting->generation) + "/";
+  const std::string own = "." + std::to_string(end_.meeting->generation) + "/";
+  const size_t at = key.find(own);
+  // Behind the meeting: what it reads there of memory and sockets has gone with the former generation.
+  const bool has_met = end_.scenario->phase_of(end_.rank) != Scenario::Phase::kMeets;
+  if (end_.former && has_met && at != std::string::npos) {
     std::string stale = key;
-    if (const size_t at = stale.find(own); at != std::string::npos) {
-      stale.replace(at, own.size(), "." + std::to_string(end_.former->generation) + "/");
-      if (end_.former->store->check({stale})) return end_.former->store->get(stale);
-    }
+    stale.replace(at, own.size(), "." + std::to_string(end_.former->generation) + "/");
+    if (const auto value = end_.former->find(stale)) return *value;
   }
   return store.get(key);
 }
@@ -83,7 +86,7 @@ void MeetingStore::wait(const std::vector<std::string>& keys,
 }
 
 void MeetingStore::append(const std::string& key, const std::vector<uint8_t>& value) {
-  reached().append(key, value);
+  reached(/*waits=*/false).append(key, value);
 }
 
 std::vector<std::vector<uint8_t>> MeetingStore::multiGet(const std::vector<std::string>& keys) {
@@ -95,7 +98,7 @@ std::vector<std::vector<uint8_t>> MeetingStore::multiGet(const std::vector<std::
 
 void MeetingStore::multiSet(const std::vector<std::string>& keys,
                             const std::vector<std::vector<uint8_t>>& values) {
-  reached().multiSet(keys, values);
+  for (size_t index = 0; index < keys.size(); ++index) set(keys[index], values[index]);
 }
 
 }  // namespace zeropage::simulated

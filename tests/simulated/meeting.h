@@ -4,7 +4,10 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,6 +25,19 @@ struct Meeting {
   std::shared_ptr<RankLife> server = nullptr;
   // It has let go of the store.
   std::atomic<bool> is_closed{false};
+
+  // All that was ever written, deleted keys among them.
+  void note(const std::string& key, const std::vector<uint8_t>& value) {
+    const std::lock_guard lock(mutex);
+    written[key] = value;
+  }
+  std::optional<std::vector<uint8_t>> find(const std::string& key) {
+    const std::lock_guard lock(mutex);
+    const auto found = written.find(key);
+    return found == written.end() ? std::nullopt : std::optional(found->second);
+  }
+  std::mutex mutex;
+  std::map<std::string, std::vector<uint8_t>> written;  // guarded by mutex
 };
 
 // A rank's connection. It breaks where the rank or the server is dead, and waits where one is held up.
@@ -62,7 +78,8 @@ class MeetingStore final : public c10d::Store {
   bool hasExtendedApi() const override { return true; }
 
  private:
-  c10d::Store& reached();
+  // waits: for the server's answer. TCPStore waits for none behind a set, so a server that is held up holds nobody up there.
+  c10d::Store& reached(bool waits = true);
   std::vector<uint8_t> read(const std::string& key);
 
   const End end_;

@@ -71,6 +71,11 @@ void Scenario::begin_phase(int rank, Phase phase) {
   ranks_[static_cast<size_t>(rank)].phase = phase;
 }
 
+Scenario::Phase Scenario::phase_of(int rank) const {
+  const std::lock_guard lock(mutex_);
+  return ranks_[static_cast<size_t>(rank)].phase;
+}
+
 // REQUIRES: mutex_ is held.
 const Fault* Scenario::due(int rank, Where where, int64_t at) {
   for (size_t number = 0; number < plan_.faults.size(); ++number) {

@@ -28,6 +28,7 @@ class Scenario {
              const std::shared_ptr<memory::Ledger>& ledger);
   void begin_generation(int rank, int generation);
   void begin_phase(int rank, Phase phase);
+  Phase phase_of(int rank) const;
 
   // These throw Killed where the process is dead, and wait where it is held up. folder: of the copies.
   void at_step(int rank, int64_t step, const std::filesystem::path& folder);

@@ -3,8 +3,10 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fcntl.h>
 #include <mutex>
 #include <thread>
@@ -31,6 +33,27 @@ struct Flags {
 
 constexpr int kEndings = 3;
 
+// The seeds of the runs that are under way, 0: none, for the signal handler.
+constexpr size_t kMostAtOnce = 64;
+std::array<std::atomic<uint64_t>, kMostAtOnce> under_way{};
+
+void say_seeds_and_end(int signal) {
+  constexpr const char* kWords = "crash in one of the runs with --seed";
+  static_cast<void>(!::write(STDOUT_FILENO, kWords, std::strlen(kWords)));
+  for (const auto& seed : under_way) {
+    if (seed == 0) continue;
+    std::array<char, 24> digits{};
+    size_t at = digits.size();
+    for (uint64_t left = seed; left > 0; left /= 10)
+      digits[--at] = static_cast<char>('0' + left % 10);
+    digits[--at] = ' ';
+    static_cast<void>(!::write(STDOUT_FILENO, &digits[at], digits.size() - at));
+  }
+  static_cast<void>(!::write(STDOUT_FILENO, "\n", 1));
+  ::signal(signal, SIG_DFL);
+  ::raise(signal);
+}
+
 class Search {
  public:
   explicit Search(const Flags& flags) : flags_(flags) {}
@@ -40,21 +63,23 @@ class Search {
     {
       std::vector<std::jthread> workers;
       for (int worker = 0; worker < flags_.at_once; ++worker)
-        workers.emplace_back([this] { work(); });
+        workers.emplace_back([this, worker] { work(worker); });
     }
     print_table();
     return failures_ > 0 ? 1 : 0;
   }
 
  private:
-  void work() {
+  void work(int worker) {
     while (seconds() < flags_.seconds && (failures_ == 0 || flags_.keeps_going)) {
       const uint64_t number = next_++;
       if (number >= flags_.runs) return;
       RunPlan plan = plan_of(flags_.seed + number);
       plan.reads_former_generation = !flags_.plant.empty();
+      under_way[static_cast<size_t>(worker)] = plan.seed;
       const Outcome outcome = run_on_cluster(plan);
       note(plan, outcome, verdict_on(plan, outcome));
+      under_way[static_cast<size_t>(worker)] = 0;
     }
   }
 
@@ -157,7 +182,8 @@ int main(int argc, char** argv) {
   app.add_option("--seed", flags.seed, "The first run's; the next ones follow")
       ->capture_default_str();
   app.add_option("--at-once", flags.at_once,
-                 "Runs at the same time; they mostly wait. Default: 2 for each core");
+                 "Runs at the same time; they mostly wait. Default: 2 for each core")
+      ->check(CLI::Range(1, static_cast<int>(zeropage::simulated::kMostAtOnce)));
   app.add_flag("--keep-going", flags.keeps_going, "Does not end at a failure");
   app.add_flag("--show-runs", flags.shows_runs, "Says of each run what happened and how it ended");
   app.add_flag("--show-ranks", flags.shows_ranks, "Shows what the ranks write to stderr");
@@ -174,6 +200,9 @@ int main(int argc, char** argv) {
     flags.at_once = 2 * static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   }
   if (!flags.shows_ranks) zeropage::simulated::silence_ranks();
+  for (const int signal : {SIGSEGV, SIGABRT, SIGBUS, SIGFPE}) {
+    ::signal(signal, zeropage::simulated::say_seeds_and_end);
+  }
   zeropage::simulated::simulate_disks();
   return zeropage::simulated::Search(flags).run();
 }

@@ -2,6 +2,7 @@
 #include "zeropage/survive.h"
 
 #include <signal.h>
+#include <sys/stat.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -34,6 +35,8 @@ struct Training {
   std::chrono::milliseconds grace = std::chrono::seconds(20);
   Fault fault = no_fault;
   std::filesystem::path folder = {};
+  // While it loads a copy.
+  std::function<void(const comm::World& world)> at_load = [](const comm::World& /*world*/) {};
   bool resumes = true;
   bool seeds_inside = true;  // each rank otherwise, in the loop; false: all alike, before it
 };
@@ -61,7 +64,10 @@ void train(comm::World& world, SurvivingRun& run, const Training& how) {
   RunState state;
   double noted = 0;
   state.extras["noted"] = {[&] { return std::to_string(noted); },
-                           [&](const std::string& text) { noted = std::stod(text); }};
+                           [&](const std::string& text) {
+                             how.at_load(world);
+                             noted = std::stod(text);
+                           }};
   if (how.resumes) run.resume(model, optimizer, state);
   while (state.step < kSteps) {
     how.fault(world, run, state.step);
@@ -268,6 +274,22 @@ TEST(SurviveTest, ARankThatStandsStillIsKilledAndStartedAgain) {
   EXPECT_EQ(hash_in(launched.out()), unbroken(3));
   EXPECT_THAT(launched.err(),
               HasSubstr("rank 1 did not leave its loop within 0.7 s: sending SIGKILL"));
+}
+
+// By default a load waits ten minutes for it.
+TEST(SurviveTest, ARankThatStandsStillWhileItLoadsACopyIsKilledAndStartedAgain) {
+  const testing::DiskFolder folder;
+  const std::string once = folder.path() + "/stood";
+  LaunchedProcess launched(launch({.deadline = std::chrono::milliseconds(1500),
+                                   .grace = std::chrono::milliseconds(700),
+                                   .fault = at_step(0, 7, die),
+                                   .at_load = [&](const comm::World& world) {
+                                     if (world.rank() != 1) return;
+                                     if (::mkdir(once.c_str(), 0700) == 0) ::raise(SIGSTOP);
+                                   }}));
+  EXPECT_EQ(launched.wait(), 0);
+  EXPECT_LT(launched.seconds(), 60.0);
+  EXPECT_EQ(hash_in(launched.out()), unbroken(3));
 }
 
 TEST(SurviveTest, RanksThatAreOutOfStepOnceGoBack) {

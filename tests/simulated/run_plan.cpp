@@ -127,4 +127,11 @@ RunPlan plan_of(uint64_t seed) {
   return plan;
 }
 
+void plant_stale_generation(RunPlan& plan) {
+  plan.reads_former_generation = true;
+  plan.copy_every = 2;
+  plan.restarts = kPlentyOfRestarts / 3;
+  plan.faults = {{.kind = FaultKind::kDeath, .where = Where::kStep, .at = plan.steps - 1}};
+}
+
 }  // namespace zeropage::simulated

@@ -76,6 +76,8 @@ struct RunPlan {
 };
 
 RunPlan plan_of(uint64_t seed);
+// A rank of it reads keys of the former generation; behind a death, without which there is one generation alone.
+void plant_stale_generation(RunPlan& plan);
 
 // Both are short, since nothing but the machine's load makes a simulated rank late.
 inline constexpr std::chrono::milliseconds kDeadline{250};

@@ -75,7 +75,7 @@ class Search {
       const uint64_t number = next_++;
       if (number >= flags_.runs) return;
       RunPlan plan = plan_of(flags_.seed + number);
-      plan.reads_former_generation = !flags_.plant.empty();
+      if (!flags_.plant.empty()) plant_stale_generation(plan);
       under_way[static_cast<size_t>(worker)] = plan.seed;
       const Outcome outcome = run_on_cluster(plan);
       note(plan, outcome, verdict_on(plan, outcome));

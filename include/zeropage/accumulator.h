@@ -231,7 +231,7 @@ enum class ReduceMicroSteps : uint8_t {
 struct MicroStepReduction {
   ReduceMicroSteps when = ReduceMicroSteps::kEach;  // kEach or kOnce
   // Why, as the end of a sentence: "each rank has whole gradients at this stage".
-  std::string why;
+  std::string why = {};
 
   // "once a step: each rank has whole gradients at this stage".
   std::string to_string() const;
@@ -252,15 +252,15 @@ struct AccumulatorOptions {
   IncompleteStep incomplete = IncompleteStep::kRefuse;
 
   // The largest norm of the mean gradient, over all parameters. Above 0.
-  std::optional<double> clip_norm;
+  std::optional<double> clip_norm = {};
   // The largest element of the mean gradient, by magnitude. Above 0; not with clip_norm. Costs a
   // pass over the gradients.
-  std::optional<double> clip_value;
+  std::optional<double> clip_value = {};
 
   // Unset: for fp16 a dynamic scale with its defaults, otherwise none.
-  std::optional<accumulate::LossScalerOptions> loss_scaler;
+  std::optional<accumulate::LossScalerOptions> loss_scaler = {};
   // Unset: norms are not judged.
-  std::optional<accumulate::NormSpikeOptions> norm_spikes;
+  std::optional<accumulate::NormSpikeOptions> norm_spikes = {};
 };
 
 // Makes one optimizer step of several micro-batches, from the mean of their gradients, in any

@@ -164,7 +164,8 @@ struct SliceGroup {
   int size = 1;
   // whole_flat: [slice * size], contiguous, of any type; elements [index * slice, (index + 1) *
   // slice) are this rank's, and the others become theirs. name: for errors and traces.
-  std::function<memory::Pending(const at::Tensor& whole_flat, const std::string& name)> all_gather;
+  std::function<memory::Pending(const at::Tensor& whole_flat, const std::string& name)> all_gather =
+      {};
 };
 
 // Whether the members compare their values.
@@ -179,7 +180,7 @@ struct PartitionOptions {
   // replicated over a tensor-parallel group: the inputs of its blocks, not what lies between a
   // column-parallel and a row-parallel layer. Must answer alike on all of them. No default: a wrong
   // yes is a wrong gradient.
-  std::function<bool(const at::Tensor& saved)> held_by_all;
+  std::function<bool(const at::Tensor& saved)> held_by_all = {};
   int64_t least_bytes = int64_t{16} << 10;  // smaller ones stay whole
   Verify verify = Verify::kNo;
   // Hooks that slices and uncut tensors are passed to, such as ActivationOffload::hooks(). Null: they stay.
@@ -258,7 +259,7 @@ class NvmeHeap;
 }
 
 struct NvmeActivationsOptions {
-  std::string directory;  // exists, on a disk; may be all ranks'
+  std::string directory = {};  // exists, on a disk; may be all ranks'
   int rank = 0;  // of the world: the file is "rank-<rank>.activations." and six random characters
   // The most that is on its way to the disk at once; a larger tensor goes alone.
   int64_t writing_bytes = int64_t{64} << 20;

@@ -25,10 +25,10 @@ namespace zeropage::accumulate {
 
 // What is given, in samples, micro-steps and ranks; each at least 1.
 struct BatchSizes {
-  std::optional<int64_t> global_batch;  // samples of one optimizer step, on all ranks
-  std::optional<int64_t> micro_batch;   // samples of one forward and backward on one rank
-  std::optional<int64_t> accumulation;  // micro-steps of one optimizer step
-  std::optional<int64_t> ranks;
+  std::optional<int64_t> global_batch = {};  // samples of one optimizer step, on all ranks
+  std::optional<int64_t> micro_batch = {};   // samples of one forward and backward on one rank
+  std::optional<int64_t> accumulation = {};  // micro-steps of one optimizer step
+  std::optional<int64_t> ranks = {};
 };
 
 struct SolvedBatch {

@@ -22,7 +22,7 @@
 namespace zeropage::checkpointing {
 
 struct RegionOptions {
-  std::string name;
+  std::string name = {};
   bool preserve_random_state;
   bool early_stop;
   bool check_geometry;

@@ -61,11 +61,11 @@ struct ContextAttentionOptions {
   // A token attends to those before it in the whole sequence, and to itself.
   bool is_causal = false;
   // What products of queries and keys are multiplied by; default 1 / sqrt(head size).
-  std::optional<double> scale;
+  std::optional<double> scale = {};
   ContextForm form = ContextForm::kRing;
   // Packed sequences: the document of each of this rank's tokens, [batch, length / P], integers. A token attends to those of
   // its own document alone. Undefined: one document. Then blocks are computed by matrix products with a mask.
-  at::Tensor documents;
+  at::Tensor documents = {};
 };
 
 // Marks a module, whose scaled_dot_product_attention runs as context_attention() from then on, wherever it calls it, in

@@ -38,7 +38,7 @@ struct ExpertTraffic {
 };
 
 struct PlacedExperts {
-  std::string layer;           // its name in the module
+  std::string layer = {};      // its name in the module
   bool tokens_travel = false;  // else its experts are left whole
   ExpertTraffic traffic;       // zeros where nobody asked
 };

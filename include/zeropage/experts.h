@@ -51,8 +51,8 @@ enum class ExpertActivation : uint8_t {
 
 // What a router did in training forwards with gradients, for a loss of balance that is not of one layer's tokens alone.
 struct RouterSums {
-  at::Tensor chosen;         // [experts], fp32: choices of each expert, without a gradient
-  at::Tensor probabilities;  // [experts]: those of each, added up over tokens, with a gradient
+  at::Tensor chosen = {};         // [experts], fp32: choices of each expert, without a gradient
+  at::Tensor probabilities = {};  // [experts]: those of each, added up over tokens, with a gradient
   int64_t tokens = 0;
 };
 
@@ -83,7 +83,7 @@ struct ExpertsOptions {
   // Bounds the tokens of an expert in one forward to capacity_factor T k / E, rounded up, for T tokens of this rank. What is
   // beyond, in the order of tokens, is dropped: the expert adds nothing to that token, whose other weights stay as they are. So
   // does it in evaluation. Unset: no token is dropped.
-  std::optional<double> capacity_factor;
+  std::optional<double> capacity_factor = {};
 };
 
 class ExpertsImpl : public torch::nn::Cloneable<ExpertsImpl>, public SlicedLayer {

@@ -42,20 +42,20 @@ struct FitOptions {
   std::vector<CheckpointPolicy> policies = {CheckpointPolicy::kNone, CheckpointPolicy::kSelective,
                                             CheckpointPolicy::kBlocks};
   // Whose blocks CheckpointPolicy::kBlocks recomputes (PlanOptions::blocks). Empty: those that are found.
-  std::vector<std::string> blocks;
+  std::vector<std::string> blocks = {};
   // Where the optimizer may be. Empty: on the device; on the host, where that is not the device; and on NVMe, where
   // nvme_directory is set.
-  std::vector<memory::Tier> tiers;
+  std::vector<memory::Tier> tiers = {};
   // A folder on a local disk that may be used, and how many bytes of it by all ranks of a host. 0: as many as
   // the disk has.
-  std::string nvme_directory;
+  std::string nvme_directory = {};
   int64_t nvme_bytes = 0;
   // Whether the step may be made in backward (StepWhen::kInBackward), which excludes what looks at all gradients
   // first, such as clipping. It keeps few gradients on the host.
   bool may_step_in_backward = false;
   // What is taken of the device besides tensors. Unset: as LibTorch has it on the world's device. A simulated world has
   // none, and an accelerator that is not CUDA's has fixed segments.
-  std::optional<DeviceAllocator> allocator;
+  std::optional<DeviceAllocator> allocator = {};
   // Host memory of a rank to leave free for what no plan knows, such as the buffers of a save (13 MiB), and
   // the copy that a StateSaver writes from beside training.
   int64_t besides_bytes = 0;
@@ -71,11 +71,11 @@ struct Fitted {
   CheckpointPolicy checkpointing = CheckpointPolicy::kNone;
   // The names of what holds the blocks that are computed again. Empty: none are, or the script makes regions of them, as
   // ModelToPlan::checkpoint_blocks does.
-  std::vector<std::string> blocks;
+  std::vector<std::string> blocks = {};
   // The choice, and what it takes of each limit, in a line; for the log, and for RunState::values of a state on disk.
-  std::string description;
+  std::string description = {};
   // What the script does for the choice besides taking the options, in a line; "" for nothing.
-  std::string for_script;
+  std::string for_script = {};
 };
 
 // What the choice computes again: nothing, cheap operators, or the blocks. The same lines for any choice:

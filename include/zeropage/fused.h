@@ -21,8 +21,8 @@ namespace zeropage::fused {
 
 // What a norm makes of an input and the residual stream that it is added to.
 struct Added {
-  at::Tensor normed;
-  at::Tensor sum;  // input + residual: the residual stream from here on
+  at::Tensor normed = {};
+  at::Tensor sum = {};  // input + residual: the residual stream from here on
 };
 
 // x / sqrt(mean(x^2) + epsilon) * weight over the last dimension (Zhang and Sennrich, 2019). input: [..., width]; weight: [width].

@@ -27,9 +27,9 @@ namespace zeropage {
 
 struct GradientNorm {
   double total = 0;
-  std::vector<double> of_group;  // by parameter group of the optimizer that was given
+  std::vector<double> of_group = {};  // by parameter group of the optimizer that was given
   // The parameters with an infinity or NaN in their gradients, in the module's order.
-  std::vector<std::string> not_finite;
+  std::vector<std::string> not_finite = {};
 };
 
 GradientNorm gradient_norm(const ModelRef& model);

@@ -87,10 +87,10 @@ struct TierBytes {
 
 // What somebody counted on that a rank would hold at the peak of a step, to compare with where memory runs out.
 struct ExpectedPeak {
-  std::string counted_by;  // "fit()"
+  std::string counted_by = {};  // "fit()"
   Breakdown on_device;
-  Breakdown on_host;                 // offloaded to the host
-  std::vector<std::string> options;  // of the run that is meant (describe(Options))
+  Breakdown on_host;                      // offloaded to the host
+  std::vector<std::string> options = {};  // of the run that is meant (describe(Options))
 };
 
 class EventSinkSlot;
@@ -229,8 +229,8 @@ bool assign(const at::Tensor& tensor, Kind kind);
 
 // The ledger's table, for people: a row a kind, a column a rank, the formula beside it.
 struct MemoryColumn {
-  std::string title;    // "rank 0"
-  Breakdown breakdown;  // bytes
+  std::string title = {};  // "rank 0"
+  Breakdown breakdown;     // bytes
   // The bytes among them that live from step to step. The breakdown cannot tell: a parameter that
   // is whole only while an operator uses it has the same kind.
   int64_t persistent_bytes = 0;
@@ -238,8 +238,8 @@ struct MemoryColumn {
 
 // A row behind the kinds, as of bytes that the ledger does not know.
 struct MemoryRow {
-  std::string label;
-  std::vector<int64_t> bytes;  // by column
+  std::string label = {};
+  std::vector<int64_t> bytes = {};  // by column
 };
 
 // Rows of kinds that no column has are left out; "persistent", "total" and then `rows` close the table.

@@ -42,7 +42,7 @@ struct RankMemory {
 
 struct MemoryReport {
   c10::DeviceType device = c10::kCPU;  // of `held` and `at_peak`
-  std::vector<RankMemory> ranks;       // by rank
+  std::vector<RankMemory> ranks = {};  // by rank
 
   // A table with a row for each kind and a column for each rank, in MiB and the like. Of more than 6 ranks it shows
   // the 6 whose total was highest, and a line about the others.

@@ -25,7 +25,7 @@
 namespace zeropage::comm {
 
 struct MeshAxis {
-  std::string name;
+  std::string name = {};
   int size = 1;  // ranks along it
 };
 

@@ -120,7 +120,7 @@ struct OffloadOptions {
   StepWhen step = StepWhen::kInStep;
 
   // For kNvme: a folder on a local disk.
-  std::string nvme_directory;
+  std::string nvme_directory = {};
 
   // Threads of the offloaded step, beside LibTorch's and pinned to the rank's cores. 0: one for
   // each core.
@@ -257,7 +257,7 @@ struct Options {
   // activations have it; buffers keep their dtype. Tensors of floating point among forward's
   // arguments are cast to it. Master weights of bfloat16 and half begin with the fp32 values. double has none and
   // is updated by the optimizer's class; it is for comparing runs. Unset: the module's dtype.
-  std::optional<c10::ScalarType> compute_dtype;
+  std::optional<c10::ScalarType> compute_dtype = {};
 
   // Modules whose own parameters stay fp32. Their forward gets activations in compute_dtype: LibTorch's norms take
   // both dtypes on the host, and batch norm does on CUDA.
@@ -278,12 +278,12 @@ struct Options {
 
   // The dtype in which gradients travel between ranks; sums over ranks are fp32 in between. Unset:
   // the parameter's dtype, or fp32 where world_invariant. Gradients in double travel and are summed in double.
-  std::optional<c10::ScalarType> reduce_dtype;
+  std::optional<c10::ScalarType> reduce_dtype = {};
 
   // The dtype in which gradients of parameters in a lower precision are kept, and in which
   // micro-steps add up: fp32, or that of the parameters, which saves 2 bytes an element and is
   // enough where nothing accumulates. Unset: fp32.
-  std::optional<c10::ScalarType> accumulate_dtype;
+  std::optional<c10::ScalarType> accumulate_dtype = {};
 
   // ---- memory and speed, never results ----
 
@@ -294,7 +294,7 @@ struct Options {
   int64_t page_bytes = kPageBytesOfDevice;
 
   // What leaves the device. By default nothing.
-  OffloadOptions offload;
+  OffloadOptions offload = {};
 
   // ---- limits ----
 

@@ -29,7 +29,7 @@
 namespace zeropage {
 
 struct OwnedShard {
-  std::string name;  // of the parameter: its first, where it is tied
+  std::string name = {};  // of the parameter: its first, where it is tied
   // Whether the ranks of a tensor-parallel group have parts of it: `range` is in this rank's part.
   bool is_slice = false;
   // Which of the parameter's elements, counted as they lie in memory: row-major where it is contiguous; of

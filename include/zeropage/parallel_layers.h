@@ -59,7 +59,7 @@ struct LinearOptions {
   // The dimension of the sequence, counted from 0, where the tokens outside a column and its row are cut over
   // the same ranks (zeropage/parallel_layers.h). A column takes this rank's tokens and gathers all. A row adds up
   // and returns this rank's. Unset: all ranks have all tokens.
-  std::optional<int64_t> sequence_dim;
+  std::optional<int64_t> sequence_dim = {};
 };
 
 // [..., in_features] -> [..., this rank's slice of out_features]

@@ -34,11 +34,11 @@
 namespace zeropage {
 
 struct PipelineLayer {
-  std::string name;  // for errors
+  std::string name = {};  // for errors
   // The model's modules whose parameters and buffers it uses, at any depth. A weight that several layers name is
   // tied.
-  std::vector<std::shared_ptr<torch::nn::Module>> modules;
-  std::function<at::Tensor(const at::Tensor&)> forward;
+  std::vector<std::shared_ptr<torch::nn::Module>> modules = {};
+  std::function<at::Tensor(const at::Tensor&)> forward = {};
   // Other parameters and buffers that it uses, of a module that also holds those of other layers, such as the model
   // itself.
   std::vector<at::Tensor> tensors = {};

@@ -62,9 +62,9 @@ struct MachineSpeedsOptions {
   // Dtype of parameters and activations.
   c10::ScalarType dtype = c10::kFloat;
   // A folder on the disk to measure; "": none is. Not cached, since folders may be anywhere.
-  std::string folder;
+  std::string folder = {};
   // The file; "": in the user's cache. "none": neither read nor written.
-  std::string cache;
+  std::string cache = {};
 };
 
 // The speeds in the cache; measured where it has none.
@@ -160,14 +160,15 @@ Options options_of(const Options& training, const PlannedSetting& setting);
 template <typename M>
 struct ModelToPlan {
   // Makes the module, as for a DeferredModule: its parameters get no values. Called several times.
-  std::function<M()> construct;
+  std::function<M()> construct = {};
   // Forward and loss of one micro-batch: one element in fp32. Inputs are to be on the meta device.
-  std::function<at::Tensor(DistributedDataParallel<M>& model)> loss;
+  std::function<at::Tensor(DistributedDataParallel<M>& model)> loss = {};
   // Makes regions of that many of the module's blocks (zeropage/checkpoint.h). Empty: it has
   // none, and CheckpointPolicy::kBlocks recomputes the blocks that find_blocks() finds (zeropage/recompute.h).
-  std::function<void(M& module, checkpointing::EveryBlocks every)> checkpoint_blocks;
+  std::function<void(M& module, checkpointing::EveryBlocks every)> checkpoint_blocks = {};
   // Empty: AdamW.
-  std::function<std::unique_ptr<ShardedOptimizer>(DistributedDataParallel<M>& model)> optimizer;
+  std::function<std::unique_ptr<ShardedOptimizer>(DistributedDataParallel<M>& model)> optimizer =
+      {};
 };
 
 namespace detail {
@@ -176,8 +177,8 @@ namespace detail {
 struct PlannedModel {
   std::shared_ptr<DistributedDataParallelBase> model;
   std::unique_ptr<ShardedOptimizer> optimizer;
-  std::function<at::Tensor()> loss;
-  std::function<void(checkpointing::EveryBlocks every)> checkpoint_blocks;
+  std::function<at::Tensor()> loss = {};
+  std::function<void(checkpointing::EveryBlocks every)> checkpoint_blocks = {};
 };
 
 // mark: gives the module what the world that is described asks for: attention over ranks, and its part of the experts.
@@ -229,7 +230,7 @@ struct PlanOptions {
                                             CheckpointPolicy::kBlocks};
   // The ModuleLists and Sequentials whose blocks CheckpointPolicy::kBlocks recomputes, by name. Empty: the module's own, where
   // it is clear which (find_blocks() in zeropage/recompute.h); else Plan::without_blocks says why that policy was not tried.
-  std::vector<std::string> blocks;
+  std::vector<std::string> blocks = {};
   // How fast the machines are, for the seconds of a step; by default not known.
   MachineSpeeds speeds;
   int threads = 0;  // of a rank; 0: its part of the host's cores
@@ -249,7 +250,7 @@ struct Forecast {
   // by itself, or no steps were run.
   int64_t reserved_bytes = 0;
   // When the gradients of micro-steps are reduced, and why. Empty: no steps were run.
-  std::optional<MicroStepReduction> reduction;
+  std::optional<MicroStepReduction> reduction = {};
   // In one step, after the first.
   comm::LinkTraffic sent;
   // FLOPs of the rank in one step: matrix products, convolutions and attention, two for a multiply-add.
@@ -276,13 +277,13 @@ struct Plan {
   // fewer FLOPs; then fewer bytes sent, where less than 2 % are no difference; then less that is
   // computed again; then what comes first in PlanOptions::paging; then fewer bytes on the device. Those that do
   // not fit have their places too.
-  std::vector<Forecast> forecasts;
+  std::vector<Forecast> forecasts = {};
   // Which blocks CheckpointPolicy::kBlocks recomputes, "the 12 of "h"", and the names of what holds them. Empty: those of
   // ModelToPlan::checkpoint_blocks, or none was tried.
-  std::string blocks;
-  std::vector<std::string> lists_of_blocks;
+  std::string blocks = {};
+  std::vector<std::string> lists_of_blocks = {};
   // Why that policy was not tried although it was asked for. Empty: it was.
-  std::string without_blocks;
+  std::string without_blocks = {};
 
   // The cheapest that fits, and the next cheapest. Null: there is none.
   const Forecast* choice() const;
@@ -392,7 +393,7 @@ Plan plan(const ModelToPlan<M>& model, const WorldDescription& world,
 }
 
 // A plan for a module of which only the number of fp32 parameters is known: what is held from step to step, and gradients
-// besides at the peak, by ZeRO's formula (formula_bytes() in zero/plan/byte_plan.h). Activations, pages, traffic and FLOPs are not in
+// besides at the peak, by ZeRO's formula (Rajbhandari et al. 2020, figure 1). Activations, pages, traffic and FLOPs are not in
 // it. states: of the optimizer, for each parameter; AdamW has 2.
 Plan plan_states(int64_t parameters, int64_t states, const WorldDescription& world,
                  const PlanOptions& options = {});

@@ -22,29 +22,29 @@ struct ProbeOptions {
   // For each figure. Default: a second for all of them, with a disk.
   double seconds = 0.2;
   // A folder on a local disk of each rank, which 32 MiB are written to and read from; "": no disk is measured.
-  std::string disk_directory;
+  std::string disk_directory = {};
 };
 
 // A figure of all ranks.
 struct ProbeFigure {
-  std::string what;  // "matrix product", "memory copy", "link", "disk write", "disk read"
-  std::string unit;  // "FLOP/s" or "B/s"
-  std::vector<double> by_rank;  // in a second
+  std::string what = {};  // "matrix product", "memory copy", "link", "disk write", "disk read"
+  std::string unit = {};  // "FLOP/s" or "B/s"
+  std::vector<double> by_rank = {};  // in a second
   double median = 0;
 };
 
 struct SlowRank {
   int rank = 0;  // in the world
-  std::string what;
-  std::string unit;
+  std::string what = {};
+  std::string unit = {};
   double figure = 0;
   double median = 0;
 };
 
 struct ProbeReport {
-  std::vector<ProbeFigure> figures;
-  std::vector<SlowRank> slow;  // by figure, then by rank; empty: none is
-  double seconds = 0;          // that it took
+  std::vector<ProbeFigure> figures = {};
+  std::vector<SlowRank> slow = {};  // by figure, then by rank; empty: none is
+  double seconds = 0;               // that it took
 
   // A line for each figure, with the least, the median and the largest, and one for each slow rank.
   std::string to_string() const;

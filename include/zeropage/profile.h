@@ -83,34 +83,34 @@ struct Holding {
 
 struct StepProfile {
   int64_t step = 0;
-  std::string label;  // "": none beside its number
+  std::string label = {};  // "": none beside its number
   int64_t duration_ns = 0;
-  std::vector<std::vector<int64_t>> before;  // bytes at the step's begin, by account and kind
-  std::vector<Change> changes;               // in the order in which the totals changed
-  std::vector<PageRecord> pages;
-  std::vector<SpanRecord> spans;    // in the order of their ends
-  std::vector<Holding> held;        // at its end, of what was allocated since the profile began
-  std::vector<NameIndex> resident;  // parameter pages that are whole at its begin
+  std::vector<std::vector<int64_t>> before = {};  // bytes at the step's begin, by account and kind
+  std::vector<Change> changes = {};               // in the order in which the totals changed
+  std::vector<PageRecord> pages = {};
+  std::vector<SpanRecord> spans = {};  // in the order of their ends
+  std::vector<Holding> held = {};      // at its end, of what was allocated since the profile began
+  std::vector<NameIndex> resident = {};  // parameter pages that are whole at its begin
 
   friend bool operator==(const StepProfile&, const StepProfile&) = default;
 };
 
 struct RankProfile {
   int rank = 0;
-  std::vector<std::string> names;  // names[0] is ""
-  std::vector<int64_t> formula;    // held from step to step by the plan, by kind; none: not told
-  std::vector<StepProfile> steps;  // in order
+  std::vector<std::string> names = {};  // names[0] is ""
+  std::vector<int64_t> formula = {};  // held from step to step by the plan, by kind; none: not told
+  std::vector<StepProfile> steps = {};  // in order
 
   friend bool operator==(const RankProfile&, const RankProfile&) = default;
 };
 
 struct Profile {
-  std::string title;
-  std::vector<std::pair<std::string, std::string>> facts;  // such as {"stage", "3"}, in order
-  std::vector<std::string> kinds;
-  std::vector<std::string> accounts;
-  uint8_t device = 0;              // the account of the device that trains
-  std::vector<RankProfile> ranks;  // in order
+  std::string title = {};
+  std::vector<std::pair<std::string, std::string>> facts = {};  // such as {"stage", "3"}, in order
+  std::vector<std::string> kinds = {};
+  std::vector<std::string> accounts = {};
+  uint8_t device = 0;                   // the account of the device that trains
+  std::vector<RankProfile> ranks = {};  // in order
 
   friend bool operator==(const Profile&, const Profile&) = default;
 };
@@ -118,9 +118,9 @@ struct Profile {
 // A profile in files: the page, the profile itself, the trace for Perfetto.
 // Each empty: not written.
 struct ProfileFiles {
-  std::filesystem::path page;     // NAME.html, which needs no network
-  std::filesystem::path profile;  // NAME.json, for `zp report`
-  std::filesystem::path trace;    // NAME.json, for ui.perfetto.dev and chrome://tracing
+  std::filesystem::path page = {};     // NAME.html, which needs no network
+  std::filesystem::path profile = {};  // NAME.json, for `zp report`
+  std::filesystem::path trace = {};    // NAME.json, for ui.perfetto.dev and chrome://tracing
 
   // By the end of a name: .html the page, .trace.json the trace, another .json
   // the profile. Throws ProfileError for another end.
@@ -138,8 +138,8 @@ void write_files(const Profile& profile, const ProfileFiles& files, const Profil
 // Only waits of the host are seen. What the thread computes meanwhile is no wait, even where another part
 // of the step is on its way.
 struct Wait {
-  std::string name;  // what kind of wait, as "page", "reduction"
-  std::string of;    // the page that was waited for; "": of none
+  std::string name = {};  // what kind of wait, as "page", "reduction"
+  std::string of = {};    // the page that was waited for; "": of none
   int64_t wait_ns = 0;
   int64_t times = 0;
   // How many of `times` a page was requested only when it was needed.
@@ -162,8 +162,8 @@ std::string format_ns(int64_t nanoseconds);
 // Figures of one rank, in bytes by kind, over all steps that were recorded.
 struct RankRow {
   int rank = 0;
-  std::vector<int64_t> held;     // at the end of the last step
-  std::vector<int64_t> at_peak;  // when the total was highest
+  std::vector<int64_t> held = {};     // at the end of the last step
+  std::vector<int64_t> at_peak = {};  // when the total was highest
   int64_t peak = 0;
   int64_t peak_step = 0;  // in which that was
   int64_t mean_step_ns = 0;
@@ -180,9 +180,9 @@ std::vector<size_t> kinds_in_use(const Profile& profile);
 // How one holder of the peak differs between two runs, by kind, owner and page. Blocks of both that were
 // there before the steps are "before the recorded steps".
 struct HolderDifference {
-  std::string kind;
-  std::string owner;
-  std::string page;
+  std::string kind = {};
+  std::string owner = {};
+  std::string page = {};
   int64_t bytes = 0;
   int64_t other_bytes = 0;
 };
@@ -193,7 +193,7 @@ std::vector<HolderDifference> difference(const Profile& profile, const Profile& 
 // The bytes of an account over a step, as its changes add up.
 struct Moment {
   int64_t time_ns = 0;
-  std::vector<int64_t> by_kind;
+  std::vector<int64_t> by_kind = {};
   int64_t total = 0;
   Change::Phase phase = Change::Phase::kOther;
 };
@@ -229,8 +229,8 @@ std::vector<Moment> sampled(const StepProfile& step, uint8_t account, size_t mos
 // The owners of the bytes at the peak that were allocated within the step, the largest first.
 struct Holder {
   uint8_t kind = 0;
-  std::string owner;
-  std::string page;
+  std::string owner = {};
+  std::string page = {};
   int64_t bytes = 0;
   int64_t blocks = 0;
 };

@@ -83,8 +83,9 @@ struct ForwardPlan;
 
 // The parameters of each block of a module, in the order in which forward runs the blocks.
 struct ModuleBlocks {
-  std::vector<std::string> lists;  // the names of the ModuleLists and Sequentials that hold them
-  std::vector<std::vector<at::Tensor>> parameters;
+  std::vector<std::string> lists =
+      {};  // the names of the ModuleLists and Sequentials that hold them
+  std::vector<std::vector<at::Tensor>> parameters = {};
 
   // "the 12 of \"blocks\"".
   std::string to_string() const;
@@ -107,8 +108,8 @@ struct RecomputeOptions {
   // Nothing: for a script that is told what to recompute.
   static RecomputeOptions nothing();
 
-  std::optional<int64_t> budget_bytes;
-  ModuleBlocks blocks;  // none: not by blocks
+  std::optional<int64_t> budget_bytes = {};
+  ModuleBlocks blocks = {};  // none: not by blocks
   bool keeps_all = false;
   // Smaller saved tensors stay, but for those above: repeating an operator costs more than they save.
   int64_t least_bytes = 16 * 1024;
@@ -117,7 +118,7 @@ struct RecomputeOptions {
   // Gives the tensor (uint8, on the host) rank 0's values. At stage 3 a repeated operator gathers, so all ranks
   // must repeat the same ones. zeropage::recompute() sets it. Empty: this rank decides alone, which the wrapped
   // forward of such a model refuses under a budget.
-  std::function<void(const at::Tensor& decision)> agree;
+  std::function<void(const at::Tensor& decision)> agree = {};
 };
 
 class Recompute : public ActivationPolicy {

@@ -88,18 +88,18 @@ const char* name_of(Dtype dtype);  // as the format has it: "BF16"
 Dtype dtype_of(const std::string& name);
 
 struct TensorEntry {
-  std::string name;
+  std::string name = {};
   Dtype dtype = Dtype::kF32;
-  std::vector<uint64_t> shape;  // empty: a scalar
-  uint64_t begin = 0;           // of its bytes, from the beginning of the data
+  std::vector<uint64_t> shape = {};  // empty: a scalar
+  uint64_t begin = 0;                // of its bytes, from the beginning of the data
   uint64_t end = 0;
 
   bool operator==(const TensorEntry&) const = default;
 };
 
 struct SafetensorsHeader {
-  std::vector<TensorEntry> tensors;  // by their place
-  std::map<std::string, std::string> metadata;
+  std::vector<TensorEntry> tensors = {};  // by their place
+  std::map<std::string, std::string> metadata = {};
   uint64_t data_begin = 0;  // in the file
 
   bool operator==(const SafetensorsHeader&) const = default;
@@ -180,16 +180,16 @@ inline constexpr const char* kOptimizerFile = "optimizer.safetensors";
 inline constexpr int64_t kFormatVersion = 1;
 
 struct FileEntry {
-  std::string name;  // kWeightsFile or kOptimizerFile
+  std::string name = {};  // kWeightsFile or kOptimizerFile
   uint64_t bytes = 0;
-  std::vector<uint32_t> blocks;  // CRC-32C of each (block_checksums.h)
+  std::vector<uint32_t> blocks = {};  // CRC-32C of each (block_checksums.h)
 
   bool operator==(const FileEntry&) const = default;
 };
 
 struct Manifest {
   int64_t step = 0;  // of the optimizer, made so far
-  std::vector<FileEntry> files;
+  std::vector<FileEntry> files = {};
   // Whatever else is to be kept: an object.
   nlohmann::json content = nlohmann::json::object();
 

@@ -38,9 +38,9 @@ namespace zeropage {
 struct RunExtra {
   // What is to be kept, alike on all ranks: UTF-8 text of any length, such as JSON or numbers. Called by a
   // save, between steps. What it throws, all ranks throw, and nothing is saved.
-  std::function<std::string()> save;
+  std::function<std::string()> save = {};
   // Takes it back. Called by a load, when the model has its values.
-  std::function<void(const std::string&)> load;
+  std::function<void(const std::string&)> load = {};
 
   // An extra that saves an object with void save(torch::serialize::OutputArchive&) const and
   // void load(torch::serialize::InputArchive&), as LibTorch's classes have them. Kept as JSON: numbers,
@@ -82,8 +82,8 @@ struct ModuleLoadOptions {
 };
 
 struct ModuleLoadReport {
-  std::vector<std::string> missing;     // of the module, not in the file
-  std::vector<std::string> unexpected;  // in the file, not of the module
+  std::vector<std::string> missing = {};     // of the module, not in the file
+  std::vector<std::string> unexpected = {};  // in the file, not of the module
 };
 
 // path: a safetensors file; an index of several (model.safetensors.index.json), as Hugging Face's
@@ -176,12 +176,12 @@ struct SaveOptions {
 };
 
 struct SavedReport {
-  std::filesystem::path directory;
+  std::filesystem::path directory = {};
   int64_t step = 0;
   int64_t bytes = 0;          // of all files
   int64_t bytes_of_rank = 0;  // that this rank wrote
   double seconds = 0;
-  std::vector<std::string> notes;  // what was found and done beside; on rank 0
+  std::vector<std::string> notes = {};  // what was found and done beside; on rank 0
 };
 
 // directory: of this state, such as run/step-1000. A state that is already there is kept until the new one is
@@ -233,13 +233,14 @@ struct LoadOptions {
 };
 
 struct LoadReport {
-  std::filesystem::path directory;
+  std::filesystem::path directory = {};
   int64_t step = 0;
-  std::vector<std::string> missing;     // of the model, the optimizer or the run, not in the state
-  std::vector<std::string> unexpected;  // in the state, and of neither
+  std::vector<std::string> missing =
+      {};  // of the model, the optimizer or the run, not in the state
+  std::vector<std::string> unexpected = {};  // in the state, and of neither
   // Whether the generators of random numbers continue those of the state.
   bool random_goes_on = false;
-  std::vector<std::string> notes;  // such as newer states that were refused, and why
+  std::vector<std::string> notes = {};  // such as newer states that were refused, and why
 };
 
 // path: a state, or a run's folder: what its `latest` names. run: takes over step, samples and values,

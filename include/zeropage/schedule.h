@@ -41,7 +41,7 @@ std::string describe(const Action& action, int chunks);
 struct ActionLists {
   int chunks = 1;  // of each rank
   int micro_batches = 1;
-  std::vector<std::vector<Action>> of_rank;  // [ranks]
+  std::vector<std::vector<Action>> of_rank = {};  // [ranks]
 
   int ranks() const { return static_cast<int>(of_rank.size()); }
   int stages() const { return ranks() * chunks; }
@@ -165,8 +165,8 @@ std::vector<double> peak_activations(const ActionLists& lists);
 //
 // One list for each rank of the pipeline, in the order of its actions; kinds are name(ActionKind). All ranks' seconds are since one moment.
 struct TimedStep {
-  std::string schedule;  // its name
-  int chunks = 1;        // of each rank
+  std::string schedule = {};  // its name
+  int chunks = 1;             // of each rank
   Timeline timeline;
 };
 

@@ -205,7 +205,7 @@ struct SimulationOptions {
   Link within_host{.latency_seconds = 1e-6, .bytes_per_second = 10e9};
   // TCP over 100 Gbit/s, for each rank.
   Link between_hosts{.latency_seconds = 25e-6, .bytes_per_second = 12.5e9};
-  std::vector<ScriptedFailure> failures;
+  std::vector<ScriptedFailure> failures = {};
 };
 
 // What calls of one operation cost this rank.

@@ -85,8 +85,8 @@ std::optional<int64_t> newest_step_in(const std::filesystem::path& folder);
 std::filesystem::path find_state(const std::filesystem::path& path);
 
 struct FoundState {
-  std::filesystem::path directory;
-  std::vector<std::string> refused;  // newer ones, and why
+  std::filesystem::path directory = {};
+  std::vector<std::string> refused = {};  // newer ones, and why
 };
 // The same, but only one whose every block is as it was written; if it is not, the next older one of its
 // folder. Throws where there is none, with all reasons.

@@ -29,8 +29,8 @@ struct StepReport {
   double weight = 0;        // of all micro-batches of all ranks
   double loss_scale = 1;    // of these gradients
   double next_loss_scale = 1;
-  bool at_lowest_scale = false;         // an overflow should have lowered the scale, and could not
-  std::vector<std::string> not_finite;  // parameters, in the module's order
+  bool at_lowest_scale = false;  // an overflow should have lowered the scale, and could not
+  std::vector<std::string> not_finite = {};  // parameters, in the module's order
 
   bool stepped() const { return skipped == Skipped::kNo; }
   // "stepped, norm 1.25 clipped to 1", or why not.

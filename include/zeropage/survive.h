@@ -61,7 +61,7 @@ struct MemoryRung {
   // Into how many equal parts each micro-batch is cut. An Accumulator's micro-steps are as many times more.
   int64_t parts = 1;
   // "cheap operators are computed again"
-  std::string words;
+  std::string words = {};
 };
 
 // A ladder for most loops. 0 keeps all, 1 computes cheap operators again, 2 all of each block but its input, where find_blocks()
@@ -71,8 +71,8 @@ MemoryRung memory_rung(const torch::nn::Module& module, int rung);
 
 // Why the loop was called again, and how long that took.
 struct Restart {
-  int rank = 0;     // the one that ended
-  std::string why;  // "rank 2 was killed by signal 9", "rank 1 ran out of memory"
+  int rank = 0;          // the one that ended
+  std::string why = {};  // "rank 2 was killed by signal 9", "rank 1 ran out of memory"
   // How many steps the copy had; 0: the loop began anew.
   int64_t step = 0;
   // From when the launcher noticed until the loop went on behind that step, by rank 0's clock.

@@ -66,24 +66,24 @@ struct Place {
   int local_world_size = -1;
 
   // What the ranks of one host, and no others, have in common; "": the world finds out.
-  std::string host;
+  std::string host = {};
 
   // Where the store is: a host and port that rank 0 (or the launcher's agent) serves, or a shared
   // file.
-  std::string master_address;
+  std::string master_address = {};
   uint16_t master_port = 0;
   bool launcher_serves_store = false;
   // Rank 0's, of our launcher: a socket that is bound to the port, to be listened at. -1: none.
   int store_socket = -1;
-  std::string rendezvous_file;
+  std::string rendezvous_file = {};
 
   // Which start of the ranks this is, where the launcher starts them again: torchrun --max-restarts over one
   // store, Slurm a job that was requeued.
-  std::string attempt;
+  std::string attempt = {};
   // Asked while this rank waits for others to meet: those that its launcher knows to be gone. Default: it knows of none.
   std::function<std::vector<int>()> gone = {};
 
-  std::string launcher;  // for messages: "torchrun", "Slurm", "Open MPI", "none"
+  std::string launcher = {};  // for messages: "torchrun", "Slurm", "Open MPI", "none"
 };
 
 using Variables = std::function<std::optional<std::string>(const std::string& name)>;
@@ -140,7 +140,7 @@ struct WorldOptions {
 
   // Given the world's communicator, returns the one to use: to measure, delay or count what passes. Unset: the
   // world's own.
-  std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)> decorate;
+  std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)> decorate = {};
 };
 
 struct SimulationOptions;
@@ -240,6 +240,11 @@ class World {
   int global_rank(int rank) const;
   // Which ranks these are, for messages: " along \"data\""; "" for all.
   const std::string& where() const;
+
+  // How many modules these ranks run together so far, the same number on each: wrapped models, or layers of experts along an axis.
+  // Messages say whose they are, so that ranks which use two alike in another order are told.
+  int modules() const;
+  void add_module() const;
 
   // The same ranks for another thread, or with another deadline: texts have their own order there, and
   // there is no communicator. All ranks call it in the same order among their texts.

@@ -17,8 +17,8 @@
 namespace zeropage::data {
 
 struct LabelledImages {
-  at::Tensor images;  // [samples, channels, height, width] uint8
-  at::Tensor labels;  // [samples] int64, each in [0, classes)
+  at::Tensor images = {};  // [samples, channels, height, width] uint8
+  at::Tensor labels = {};  // [samples] int64, each in [0, classes)
   int64_t classes = 0;
 
   int64_t size() const { return labels.size(0); }
@@ -37,8 +37,8 @@ LabelledImages read_csv_images(const std::filesystem::path& file,
                                const std::array<int64_t, 3>& sizes, int64_t classes = 10);
 
 struct Split {
-  std::vector<int64_t> training;  // in ascending order, as the others
-  std::vector<int64_t> held_out;
+  std::vector<int64_t> training = {};  // in ascending order, as the others
+  std::vector<int64_t> held_out = {};
 };
 
 // Holds out so many samples, in proportion to the classes to within one sample (largest remainders), chosen by the

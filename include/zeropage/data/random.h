@@ -7,6 +7,7 @@
 // Threads: a value; each thread has its own.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>

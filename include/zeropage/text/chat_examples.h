@@ -35,14 +35,14 @@ struct ChatOptions {
 };
 
 struct ChatMessage {
-  std::string role;  // system, user, assistant or tool
-  std::string content;
+  std::string role = {};  // system, user, assistant or tool
+  std::string content = {};
 };
 
 struct ChatExample {
-  std::vector<int32_t> tokens;
+  std::vector<int32_t> tokens = {};
   // For each token whether the model learns to say it, 1 or 0. The first token is never learned: nothing stands before it.
-  std::vector<uint8_t> learned;
+  std::vector<uint8_t> learned = {};
   int64_t line = 0;  // where it stands in its file, from 1
 
   int64_t learned_count() const;

@@ -45,10 +45,10 @@ std::string name_of(GgufType type);
 bool can_read(GgufType type);
 
 struct GgufTensor {
-  std::string name;
+  std::string name = {};
   // Row-major, as LibTorch has it: the last size is the one whose elements lie next to each other. The file has
   // the sizes the other way round.
-  std::vector<int64_t> shape;
+  std::vector<int64_t> shape = {};
   GgufType type = GgufType::kF32;
   int64_t numel = 0;
   uint64_t begin = 0;  // of its bytes, from the beginning of the file

@@ -39,8 +39,8 @@ enum class TokenFormat : uint8_t { kNanoGpt, kLlmC };
 struct TokenVocabulary {
   int32_t size = 0;
   uint64_t hash = 0;
-  std::optional<int32_t> document_end;
-  std::string name;  // where it was read from
+  std::optional<int32_t> document_end = {};
+  std::string name = {};  // where it was read from
 
   static TokenVocabulary of(const Tokenizer& tokenizer);
 };

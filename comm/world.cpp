@@ -316,6 +316,14 @@ std::string World::settle_difference(const std::string& topic, const std::string
   return state_->texts->settle_difference(topic, text, decide);
 }
 
+int World::modules() const {
+  return state_->modules;
+}
+
+void World::add_module() const {
+  ++state_->modules;
+}
+
 World World::beside(const std::string& name, std::chrono::milliseconds deadline) const {
   auto state = std::make_shared<State>();
   state->split_from = state_->split_from;

@@ -4,6 +4,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "operators/tensor_mark.h"
+#include "zero/gradients/hooks.h"
 #include "zero/plan/byte_plan.h"
 #include "zeropage/bytes.h"
 #include "zeropage/check.h"
@@ -89,6 +91,11 @@ void check_layer(const Layer& layer, const comm::World& experts) {
            " ranks along \"expert\" do not divide; give that axis a number of ranks that does");
   ZP_CHECK(!layer.experts->ranks_of_same_slices(), kExpertParallel, ": layer \"", layer.name,
            "\" is placed already; call it once, on the module that is wrapped");
+  ZP_CHECK(!operators::may_be_paged(layer.experts->w_up) &&
+               !zero::has_accumulate_hooks(layer.experts->w_up),
+           kExpertParallel, ": layer \"", layer.name,
+           "\" is in a module that is wrapped: expected one that is not; call it before "
+           "DistributedDataParallel is constructed");
   ZP_CHECK(layer.experts->w_up.is_meta() || !experts.device().is_meta(), kExpertParallel,
            ": layer \"", layer.name,
            "\" has values, and a simulated world has none; construct the module as a "
@@ -124,7 +131,10 @@ std::vector<PlacedExperts> expert_parallel(torch::nn::Module& module, const comm
     check_layer(layer, experts);
     const parallel::ExpertsOptions& sizes = layer.experts->options();
     lines.push_back(c10::str("layer \"", layer.name, "\": ", sizes.experts, " experts, d_model ",
-                             sizes.d_model, ", d_hidden ", sizes.d_hidden));
+                             sizes.d_model, ", d_hidden ", sizes.d_hidden, ", active ",
+                             sizes.active, ", capacity_factor ", sizes.capacity_factor.value_or(0),
+                             ", balance_loss ", sizes.balance_loss, ", balance_bias_rate ",
+                             sizes.balance_bias_rate));
   }
   std::vector<PlacedExperts> all;
   for (const Layer& layer : layers) {

@@ -150,6 +150,7 @@ DistributedDataParallelBase::DistributedDataParallelBase(
   check_context(*module, mesh.has("context") ? &mesh["context"] : nullptr);
   zero::RanksOfModel ranks{data, mesh.world()};
   if (const comm::World* const tensor = tensor_axis(mesh)) ranks.tensor = *tensor;
+  ranks.shares_samples = mesh.has("context") && mesh["context"].size() > 1;
   wrapped_ = std::make_shared<zero::WrappedModule>(module, std::move(ranks), options, tape);
 }
 

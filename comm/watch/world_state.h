@@ -45,6 +45,7 @@ struct WorldState {
   std::shared_ptr<Watch> watch;
   std::shared_ptr<WatchGroup> group;
   int ranks_on_device = 1;
+  int modules = 0;  // World::modules()
   std::optional<base::RankThread>
       rank_thread;  // none in a simulated world, and in one that was split
   std::unique_ptr<Communicator> communicator;

@@ -53,6 +53,7 @@ struct ExpertsImpl::Placed {
   RanksPointer experts;
   comm::World same;
   bool is_cut;
+  int number;  // of the layers that these ranks have placed
 };
 
 ExpertsImpl::ExpertsImpl(const ExpertsOptions& options) : options_(options) {
@@ -94,9 +95,10 @@ Tensor ExpertsImpl::forward(const Tensor& input) {
 // copies: [rows, d_model], sorted by expert, those without one last. load: [experts], int64, rows of each.
 Tensor ExpertsImpl::by_experts_of_all(const Tensor& copies, const Tensor& load) const {
   const RanksPointer& ranks = placed_->experts;
-  const std::string name = c10::str(
-      kWho, " (", options_.experts, " experts over ", ranks->world.size(), " ranks, ",
-      copies.scalar_type(), ", d_model ", options_.d_model, ", d_hidden ", options_.d_hidden, ")");
+  const std::string name =
+      c10::str(kWho, " (", options_.experts, " experts over ", ranks->world.size(), " ranks, ",
+               copies.scalar_type(), ", d_model ", options_.d_model, ", d_hidden ",
+               options_.d_hidden, "), layer ", placed_->number);
   const fused::ArrivingRows arriving = fused::arriving_rows(load, copies.size(0), ranks, name);
   const auto own = [&ranks](const Tensor& weight) {
     return weight.defined() ? experts::weight_of_layer(weight, ranks->world) : weight;
@@ -119,7 +121,9 @@ int64_t ExpertsImpl::experts_here() const {
 }
 
 void ExpertsImpl::place(const comm::World& ranks, const comm::World& same, bool is_cut) {
-  placed_ = std::make_shared<const Placed>(Placed{ranks_of(ranks), same, is_cut});
+  placed_ =
+      std::make_shared<const Placed>(Placed{ranks_of(ranks), same, is_cut, ranks.modules() + 1});
+  ranks.add_module();
   const at::NoGradGuard no_grad;
   for (const auto& [weight, cut] : sliced_parameters()) {
     if (!weight.defined()) continue;

@@ -190,7 +190,7 @@ at::Tensor context_attention(const at::Tensor& given_query, const at::Tensor& gi
   const at::Tensor key = in_dtype_of_autocast(given_key);
   const at::Tensor value = in_dtype_of_autocast(given_value);
   check_tensors(query, key, value, options);
-  context::check_among_model_ranks(world, kAttentionName);
+  context::begin_attention(world, kAttentionName);
   const double scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(query.size(3))));
   // Ranks compare it with every message.
   constexpr uint64_t kShown = 1'000'000;
@@ -198,7 +198,7 @@ at::Tensor context_attention(const at::Tensor& given_query, const at::Tensor& gi
       c10::str(kAttentionName, " of ", query.sizes(), " in ", query.scalar_type(), ", ",
                key.size(1), " key heads", options.is_causal ? ", causal" : "",
                options.documents.defined() ? ", documents" : "", ", scale ", scale,
-               ", after a split of #", hash_of_last_split() % kShown);
+               ", after a split of #", hash_of_last_split() % kShown, context::current_forward());
   const RanksPointer ranks = ranks_of(world);
   if (options.form == ContextForm::kUlysses) {
     return attend_by_heads(query, key, value, options, scale, ranks, name);
@@ -209,6 +209,9 @@ at::Tensor context_attention(const at::Tensor& given_query, const at::Tensor& gi
 }
 
 at::Tensor split_context(const at::Tensor& whole, int64_t dim, const comm::World& world) {
+  ZP_CHECK(dim >= -whole.dim() && dim < whole.dim(),
+           "split_context: expected the dimension of tokens, from ", -whole.dim(), " to ",
+           whole.dim() - 1, ", got ", dim, " of a tensor of ", whole.sizes());
   const int64_t length = whole.size(dim);
   context::check_length("split_context", length, world.size());
   hash_of_last_split() = hash_of(whole);

@@ -12,6 +12,16 @@ std::optional<comm::World>& ranks_of_model() {
   return ranks;
 }
 
+std::string& forward() {
+  thread_local std::string words;
+  return words;
+}
+
+int64_t& calls() {
+  thread_local int64_t count = 0;
+  return count;
+}
+
 bool has(const comm::World& ranks, int global_rank) {
   for (int rank = 0; rank < ranks.size(); ++rank) {
     if (ranks.global_rank(rank) == global_rank) return true;
@@ -21,14 +31,25 @@ bool has(const comm::World& ranks, int global_rank) {
 
 }  // namespace
 
-ModelRanksScope::ModelRanksScope(const comm::World& ranks)
-    : before_(std::exchange(ranks_of_model(), ranks)) {}
+ModelRanksScope::ModelRanksScope(const comm::World& ranks, std::string words)
+    : ranks_before_(std::exchange(ranks_of_model(), ranks)),
+      forward_before_(std::exchange(forward(), std::move(words))) {}
 
 ModelRanksScope::~ModelRanksScope() {
-  ranks_of_model() = before_;
+  ranks_of_model() = ranks_before_;
+  forward() = forward_before_;
 }
 
-void check_among_model_ranks(const comm::World& axis, const char* who) {
+const std::string& current_forward() {
+  return forward();
+}
+
+int64_t attention_calls() {
+  return calls();
+}
+
+void begin_attention(const comm::World& axis, const char* who) {
+  ++calls();
   const std::optional<comm::World>& model = ranks_of_model();
   if (!model) return;
   for (int rank = 0; rank < axis.size(); ++rank) {

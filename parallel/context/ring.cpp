@@ -144,8 +144,7 @@ Attended ring_attention(const at::Tensor& query, const at::Tensor& key, const at
   return merged.whole();
 }
 
-// The gradients of a block follow it by one turn: each rank adds its part, and the last one sends them home. What forward has
-// compared is not compared again.
+// The gradients of a block follow it by one turn: each rank adds its part, and the last one sends them home.
 AttentionGradients ring_attention_backward(const at::Tensor& gradient, const at::Tensor& query,
                                            const at::Tensor& key, const at::Tensor& value,
                                            const Attended& whole, const RingOptions& options,
@@ -156,23 +155,25 @@ AttentionGradients ring_attention_backward(const at::Tensor& gradient, const at:
   of_both.insert(of_both.end(), key.sizes().begin(), key.sizes().end());
   at::Tensor of_block;
   std::optional<Turn> gradients_turn;
-  go_around(query, key, value, options, world, name,
-            [&](const Meeting& meeting, const at::Tensor& keys, const at::Tensor& values) {
-              const AttentionGradients part = attend_backward(
-                  meeting.of_queries(gradient), meeting.of_queries(query), keys, values,
-                  {meeting.of_queries(whole.output), meeting.of_queries(whole.log_sum)},
-                  meeting.form());
-              meeting.of_queries(of_query).add_(part.query);
-              of_block = gradients_turn ? gradients_turn->wait() : at::zeros(of_both, merged);
-              const auto add = [&](int64_t which, const at::Tensor& of_keys) {
-                meeting.of_keys(of_block[which])
-                    .add_(sum_repeated(of_keys.to(merged.dtype()), key.size(1)));
-              };
-              add(0, part.key);
-              add(1, part.value);
-              if (world.size() > 1) gradients_turn.emplace(of_block, world, name);
-            });
+  const Stamp stamp = go_around(
+      query, key, value, options, world, name,
+      [&](const Meeting& meeting, const at::Tensor& keys, const at::Tensor& values) {
+        const AttentionGradients part = attend_backward(
+            meeting.of_queries(gradient), meeting.of_queries(query), keys, values,
+            {meeting.of_queries(whole.output), meeting.of_queries(whole.log_sum)}, meeting.form());
+        meeting.of_queries(of_query).add_(part.query);
+        of_block = gradients_turn ? gradients_turn->wait() : at::zeros(of_both, merged);
+        const auto add = [&](int64_t which, const at::Tensor& of_keys) {
+          meeting.of_keys(of_block[which])
+              .add_(sum_repeated(of_keys.to(merged.dtype()), key.size(1)));
+        };
+        add(0, part.key);
+        add(1, part.value);
+        if (world.size() > 1) gradients_turn.emplace(of_block, world, name);
+      });
   if (gradients_turn) of_block = gradients_turn->wait();
+  // Two forwards may go back in another order on another rank.
+  stamp.check(world, kOtherAttention);
   return {of_query.to(query.scalar_type()), of_block[0].to(key.scalar_type()),
           of_block[1].to(value.scalar_type())};
 }

@@ -39,10 +39,27 @@ class Marks {
     std::erase_if(marks_, [](const auto& mark) { return mark.second.module.expired(); });
     marks_[module.get()] = {module, std::move(attention)};
   }
+  // A module and all within it are in a wrapper, as long as that lives.
+  void note_wrapped(const torch::nn::Module& module) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& within : module.modules()) ++wrapped_[within.get()];
+  }
+  void forget_wrapped(const torch::nn::Module& module) noexcept {
+    const std::lock_guard lock(mutex_);
+    for (const auto& within : module.modules()) {
+      const auto at = wrapped_.find(within.get());
+      if (at != wrapped_.end() && --at->second == 0) wrapped_.erase(at);
+    }
+  }
+  bool is_wrapped(const torch::nn::Module& module) {
+    const std::lock_guard lock(mutex_);
+    return wrapped_.contains(&module);
+  }
 
  private:
   std::mutex mutex_;
   std::map<const torch::nn::Module*, Mark> marks_;
+  std::map<const torch::nn::Module*, int> wrapped_;  // in how many wrappers
 };
 
 }  // namespace
@@ -98,14 +115,49 @@ bool SplitAttention::was_met() {
   return std::exchange(meetings_before_, now) != now || !has_gradient_;
 }
 
+bool CountedAttention::replaces(const c10::OperatorHandle& handle) const {
+  if (handle.schema().name() == kOperator) ++count_;
+  return false;
+}
+
+void CountedAttention::run(torch::jit::Stack& /*stack*/) {
+  TORCH_INTERNAL_ASSERT(false, "it replaces nothing");
+}
+
+ModelForwards::ModelForwards(const torch::nn::Module& module, comm::World ranks,
+                             bool shares_samples)
+    : module_(module),
+      attention_(split_attention_of(module)),
+      unsplit_(attention_ == nullptr && shares_samples ? std::make_shared<CountedAttention>()
+                                                       : nullptr),
+      ranks_(std::move(ranks)),
+      model_(ranks_.modules()) {
+  Marks::all().note_wrapped(module_);
+}
+
+ModelForwards::~ModelForwards() {
+  Marks::all().forget_wrapped(module_);
+}
+
 void ModelForwards::begin() {
-  of_model_.emplace(ranks_);
-  if (attention_ == nullptr) return;
-  attended_before_ = attention_->count();
-  splitting_.emplace(attention_);
+  of_model_.emplace(ranks_, c10::str(", forward ", ++forwards_, " of model ", model_));
+  split_before_ = attention_calls();
+  if (attention_ != nullptr) {
+    attended_before_ = attention_->count();
+    splitting_.emplace(attention_);
+  } else if (unsplit_ != nullptr) {
+    attended_before_ = unsplit_->count();
+    splitting_.emplace(unsplit_);
+  }
 }
 
 void ModelForwards::check() const {
+  ZP_CHECK(unsplit_ == nullptr || unsplit_->count() == attended_before_ ||
+               attention_calls() > split_before_,
+           "forward() ran scaled_dot_product_attention over this rank's tokens alone, but ranks "
+           "along \"context\" have other tokens of the same samples; call context_parallel(module, "
+           "mesh[\"context\"]) before the module is wrapped, or parallel::context_attention() in "
+           "its place");
   ZP_CHECK(
       attention_ == nullptr || attention_->count() > attended_before_,
       "forward() of a module that context_parallel() marked ran no "
@@ -132,12 +184,20 @@ std::string marked_within(const torch::nn::Module& module) {
 }  // namespace context
 
 void context_parallel(torch::nn::Module& module, const comm::World& world, ContextForm form) {
-  for (const auto& child : module.named_modules("", /*include_self=*/false)) {
+  ZP_CHECK(
+      !context::Marks::all().is_wrapped(module),
+      "context_parallel: the module is wrapped already, and the mark would do nothing; call it "
+      "before DistributedDataParallel is constructed");
+  const auto check_multiplies_elsewhere = [](const std::string& name, const torch::nn::Module& of) {
     ZP_CHECK(
-        child.value()->as<torch::nn::MultiheadAttention>() == nullptr,
-        "context_parallel: module \"", child.key(),
+        dynamic_cast<const torch::nn::MultiheadAttentionImpl*>(&of) == nullptr,
+        "context_parallel: module \"", name,
         "\" is a torch::nn::MultiheadAttention, which multiplies queries and keys itself and would "
         "see this rank's tokens alone; use scaled_dot_product_attention between linear layers");
+  };
+  check_multiplies_elsewhere("", module);
+  for (const auto& child : module.named_modules("", /*include_self=*/false)) {
+    check_multiplies_elsewhere(child.key(), *child.value());
     ZP_CHECK(context::split_attention_of(*child.value()) == nullptr, "context_parallel: module \"",
              child.key(), "\" is marked already; mark the module that is wrapped, and no other");
   }

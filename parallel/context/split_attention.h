@@ -43,17 +43,32 @@ class SplitAttention final : public operators::OperatorReplacement {
   int64_t meetings_before_ = 0;
 };
 
+// Counts LibTorch's attention, and replaces none.
+class CountedAttention final : public operators::OperatorReplacement {
+ public:
+  bool replaces(const c10::OperatorHandle& handle) const override;
+  void run(torch::jit::Stack& stack) override;
+
+  int64_t count() const { return count_; }
+
+ private:
+  mutable std::atomic<int64_t> count_ = 0;
+};
+
 // What a wrapped model's forwards are, for attention: whose ranks average its gradients, and what runs in attention's place.
 //
 // Threads: the training thread.
 class ModelForwards {
  public:
-  // attention: null where context_parallel() did not mark the module.
-  ModelForwards(std::shared_ptr<SplitAttention> attention, comm::World ranks)
-      : attention_(std::move(attention)), ranks_(std::move(ranks)) {}
+  // ranks: that average the model's gradients. shares_samples: whether they have parts of the same samples, along a context axis.
+  ModelForwards(const torch::nn::Module& module, comm::World ranks, bool shares_samples);
+  ~ModelForwards();
+  ModelForwards(const ModelForwards&) = delete;
+  ModelForwards& operator=(const ModelForwards&) = delete;
 
   void begin();
-  // A forward has returned. Throws where attention was to run over a context axis and none did.
+  // A forward has returned. Throws where attention was to run over a context axis and none did, and where attention ran over
+  // a rank's tokens alone that shares samples with others.
   void check() const;
   // It has ended, also by an exception.
   void end() noexcept;
@@ -61,9 +76,15 @@ class ModelForwards {
   const std::shared_ptr<SplitAttention>& attention() const { return attention_; }
 
  private:
-  const std::shared_ptr<SplitAttention> attention_;
+  const torch::nn::Module& module_;
+  const std::shared_ptr<SplitAttention>
+      attention_;  // null where context_parallel() did not mark the module
+  const std::shared_ptr<CountedAttention> unsplit_;  // null where it did, or samples are not shared
   const comm::World ranks_;
-  int64_t attended_before_ = 0;
+  const int model_;  // its number among those of the ranks
+  int64_t forwards_ = 0;
+  int64_t attended_before_ = 0;  // by attention_, or by unsplit_
+  int64_t split_before_ = 0;     // by context_attention()
   std::optional<ModelRanksScope> of_model_;
   std::optional<operators::ReplacementScope> splitting_;
 };

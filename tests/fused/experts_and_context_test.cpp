@@ -3,9 +3,11 @@
 #include <string>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
 #include "zeropage/zeropage.h"
 
@@ -16,6 +18,7 @@ using namespace zeropage::testing;
 using parallel::ContextForm;
 using parallel::Experts;
 using parallel::ExpertsOptions;
+using ::testing::HasSubstr;
 using torch::Tensor;
 
 constexpr int64_t kWords = 31, kWidth = 16, kLength = 16, kSamplesOfARank = 2;
@@ -87,9 +90,9 @@ struct Shape {
   ContextForm form = ContextForm::kRing;
 };
 
-class ExpertsAndContextTest : public ::testing::TestWithParam<std::tuple<int, Shape>> {};
+class ExpertsAndContextParityTest : public ::testing::TestWithParam<std::tuple<int, Shape>> {};
 
-TEST_P(ExpertsAndContextTest, TrainAsOnOneRank) {
+TEST_P(ExpertsAndContextParityTest, TrainAsOnOneRank) {
   const auto& [stage, shape] = GetParam();
   const int64_t samples = kSamplesOfARank * shape.data * shape.expert;
   const std::map<std::string, Tensor> expected = trained_plainly(samples);
@@ -130,7 +133,7 @@ TEST_P(ExpertsAndContextTest, TrainAsOnOneRank) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    StagesAndShapes, ExpertsAndContextTest,
+    StagesAndShapes, ExpertsAndContextParityTest,
     ::testing::Combine(::testing::Range(0, 4),
                        ::testing::Values(Shape{1, 2, 2}, Shape{1, 2, 2, ContextForm::kUlysses},
                                          Shape{2, 2, 2}, Shape{2, 1, 2}, Shape{2, 2, 1})),
@@ -139,6 +142,82 @@ INSTANTIATE_TEST_SUITE_P(
       return c10::str("AtStage", std::get<0>(info.param), "On", shape.data, "x", shape.context, "x",
                       shape.expert, shape.form == ContextForm::kUlysses ? "ByUlysses" : "");
     });
+
+Options small_pages(int stage) {
+  Options options;
+  options.stage = stage_of(stage);
+  options.page_bytes = 4096;
+  return options;
+}
+
+TEST(ExpertsAndContextTest, AreRefusedInAModuleThatIsWrapped) {
+  for (const int stage : {0, 1, 3}) {
+    SCOPED_TRACE(stage);
+    const auto mark = [&](bool experts) {
+      return error_of([&, experts] {
+        run_ranks(2, [&](World& world) {
+          const Mesh mesh(world, experts ? std::vector<MeshAxis>{{"data", 1}, {"expert", 2}}
+                                         : std::vector<MeshAxis>{{"data", 1}, {"context", 2}});
+          Talker talker = made();
+          DistributedDataParallel<Talker> model(talker, world, small_pages(stage));
+          if (experts) {
+            expert_parallel(talker, mesh);
+          } else {
+            parallel::context_parallel(talker->experts, mesh["context"]);
+          }
+        });
+      });
+    };
+    EXPECT_THAT(mark(true), HasSubstr("layer \"experts\" is in a module that is wrapped"));
+    EXPECT_THAT(mark(false), HasSubstr("context_parallel: the module is wrapped already"));
+  }
+}
+
+TEST(ExpertsAndContextTest, AModuleMayBeMarkedWhenItsWrapperIsGone) {
+  run_ranks(2, [&](World& world) {
+    const Mesh mesh(world, {{"data", 1}, {"context", 2}});
+    Talker talker = made();
+    { const DistributedDataParallel<Talker> model(talker, world, small_pages(1)); }
+    parallel::context_parallel(talker, mesh["context"]);
+  });
+}
+
+TEST(ExpertsAndContextTest, AttentionOverARanksTokensAloneIsRefused) {
+  for (const int stage : {0, 3}) {
+    const std::string error = error_of([&] {
+      run_ranks(2, [&](World& world) {
+        const Mesh mesh(world, {{"data", 1}, {"context", 2}});
+        DistributedDataParallel<Talker> model(made(), mesh, small_pages(stage));
+        const Tensor ids =
+            parallel::split_context(batch_of(0, 2).narrow(1, 0, kLength), 1, mesh["context"]);
+        model(ids, parallel::context_positions(kLength, mesh["context"]), ids);
+      });
+    });
+    EXPECT_THAT(error, HasSubstr("over this rank's tokens alone"));
+    EXPECT_THAT(error, HasSubstr("context_parallel(module, mesh[\"context\"])"));
+  }
+}
+
+// The second loss goes back first on one rank. A wrong gradient would be as silent.
+TEST(ExpertsAndContextTest, BackwardsOfAttentionInAnotherOrderAreOutOfStep) {
+  for (const ContextForm form : {ContextForm::kRing, ContextForm::kUlysses}) {
+    const std::string error = error_of([&] {
+      run_ranks(2, [&](World& world) {
+        const Mesh mesh(world, {{"data", 1}, {"context", 2}});
+        Talker talker = made();
+        parallel::context_parallel(talker, mesh["context"], form);
+        DistributedDataParallel<Talker> model(talker, mesh, small_pages(0));
+        const Tensor ids =
+            parallel::split_context(batch_of(0, 2).narrow(1, 0, kLength), 1, mesh["context"]);
+        const Tensor positions = parallel::context_positions(kLength, mesh["context"]);
+        std::vector<Tensor> losses = {model(ids, positions, ids), model(ids, positions, ids)};
+        if (world.rank() == 1) std::swap(losses[0], losses[1]);
+        for (const Tensor& loss : losses) loss.backward();
+      });
+    });
+    EXPECT_THAT(error, HasSubstr("forward 1 of model 1"));
+  }
+}
 
 }  // namespace
 }  // namespace zeropage::experts_and_context_test

@@ -16,7 +16,8 @@ ShardedBuckets::ShardedBuckets(std::shared_ptr<ParameterPages> pages, const Opti
       pages_of_gradients_(pages_->layouts().size()),
       replicas_(pages_),
       shards_(*this),
-      source_(new ShardSource(pages_->shards(), "the gradient of page", ReadableGradients::kHint,
+      source_(new ShardSource(pages_->shards(), "the gradient of page",
+                              pages_->of_model() + ReadableGradients::kHint,
                               memory::Kind::kGradient)),
       paged_(pages_, std::unique_ptr<paging::PageSource>(source_), shards_) {}
 
@@ -99,7 +100,6 @@ void ShardedBuckets::let_go(size_t page) {
 }
 
 comm::Pending ShardedBuckets::start_reduction(size_t page, comm::ReduceOp op) {
-  const PageLayout& layout = pages_->layouts()[page];
   GradientMemory& bucket = pages_of_gradients_[page].bucket;
   {
     const memory::KindScope kind(memory::Kind::kBucket);
@@ -108,7 +108,7 @@ comm::Pending ShardedBuckets::start_reduction(size_t page, comm::ReduceOp op) {
   replicas_.begin(page, op);
   count_all_ranks(*pages_, page, op, bucket.get());
   return pages_->shards(page).communicator().reduce_scatter(
-      bucket.get(), op, "the gradient of page \"" + layout.name + "\"");
+      bucket.get(), op, "the gradient of " + pages_->describe(page));
 }
 
 void ShardedBuckets::close(size_t page, Backwards backwards) {

@@ -133,7 +133,7 @@ void WholeBuckets::forget(size_t page, const Range& range) {
 }
 
 std::string WholeBuckets::describe(size_t page) const {
-  return "the gradient of page \"" + pages_->layouts()[page].name + "\"";
+  return "the gradient of " + pages_->describe(page);
 }
 
 comm::Pending ReplicatedBuckets::start_reduction(size_t page, comm::ReduceOp op) {

@@ -227,8 +227,9 @@ NormSummer::Started NormSummer::start(const std::vector<int>& group_of, size_t g
   const at::Tensor of_slice =
       rows.narrow(0, own_slice * world.size() * words, world.size() * words);
   add_own(of_slice.narrow(0, world.rank() * words, words));
-  if (world.size() > 1) world.communicator().all_gather(of_slice, kExchangeOfSums).wait();
-  if (group != nullptr) group->communicator().all_gather(rows, kExchangeOfSums).wait();
+  const std::string what = kExchangeOfSums + pages_->of_model();
+  if (world.size() > 1) world.communicator().all_gather(of_slice, what).wait();
+  if (group != nullptr) group->communicator().all_gather(rows, what).wait();
   const at::Tensor flags =
       rows.view({-1, words}).narrow(1, words - sizes.flag_words(), sizes.flag_words());
   Started started{.found_inf = flags.ne(0).any().to(at::kFloat).view({1}), .arrived = {}};

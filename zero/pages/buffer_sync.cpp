@@ -45,7 +45,8 @@ uint64_t hash_of_round(const at::Tensor& tensor, uint64_t round) {
 
 BufferSync::BufferSync(comm::World world,
                        const std::vector<std::pair<std::string, at::Tensor>>& buffers)
-    : world_(std::move(world)) {
+    : world_(std::move(world)),
+      of_model_(world_.modules() > 1 ? c10::str(" of model ", world_.modules()) : "") {
   for (const auto& [name, tensor] : buffers) buffers_.push_back({.name = name, .tensor = tensor});
 }
 
@@ -127,7 +128,7 @@ void BufferSync::broadcast_alike(const std::vector<Buffer*>& alike) const {
   for (const Buffer* const buffer : alike) flattened.push_back(buffer->tensor.reshape({-1}));
   const at::Tensor together = at::cat(flattened);
   const memory::OwnerScope owner("the module's buffers");
-  world_.communicator().broadcast(together, /*root=*/0, "the module's buffers").wait();
+  world_.communicator().broadcast(together, /*root=*/0, "the module's buffers" + of_model_).wait();
   if (world_.rank() == 0) return;
   int64_t offset = 0;
   for (const Buffer* const buffer : alike) {
@@ -176,7 +177,8 @@ void BufferSync::broadcast_written_from_rank_zero() {
   const at::Tensor written = at::zeros({static_cast<int64_t>(count())}, at::kByte);
   tell_written(written.mutable_data_ptr<uint8_t>());
   world_.communicator()
-      .all_reduce(written, comm::ReduceOp::kMax, "which of the module's buffers were written")
+      .all_reduce(written, comm::ReduceOp::kMax,
+                  "which of the module's buffers were written" + of_model_)
       .wait();
   broadcast_from_rank_zero(written.const_data_ptr<uint8_t>());
 }

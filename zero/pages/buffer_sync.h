@@ -77,6 +77,7 @@ class BufferSync {
   void broadcast_alike(const std::vector<Buffer*>& alike) const;
 
   const comm::World world_;
+  const std::string of_model_;  // "" for the first of these ranks
   std::vector<Buffer> buffers_;
   uint64_t round_ = 0;  // of samples
 };

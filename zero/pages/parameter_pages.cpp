@@ -38,7 +38,8 @@ ParameterPages::ParameterPages(PageWorlds worlds, std::vector<NamedParameter> pa
                                const PageOptions& options, bool is_deferred)
     : worlds_(std::move(worlds)),
       tensor_world_(options.tensor_world ? options.tensor_world : tensor_world_of(parameters)),
-      options_(options) {
+      options_(options),
+      of_model_(world().modules() == 0 ? "" : c10::str(" of model ", world().modules() + 1)) {
   std::vector<PlacedParameter> placed;
   for (NamedParameter& named : parameters) {
     check_can_be_placed(named, world().communicator().device(), is_deferred);

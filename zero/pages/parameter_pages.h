@@ -104,8 +104,11 @@ class ParameterPages {
   const PlacedParameters& parameters() const { return parameters_; }
   // By index of StorageSpec, as slots have it.
   const std::vector<PlacedStorage>& storages() const { return storages_; }
-  // 'page "blocks.7"', for errors.
-  std::string describe(size_t page) const { return "page \"" + layouts_[page].name + "\""; }
+  // 'page "blocks.7"', for errors and messages; 'page "blocks.7" of model 2' where these ranks have another model.
+  std::string describe(size_t page) const {
+    return "page \"" + layouts_[page].name + "\"" + of_model_;
+  }
+  const std::string& of_model() const { return of_model_; }
 
   // Elements of the page that this rank updates.
   Range owned(size_t page) const { return plan_[page].owned; }
@@ -137,6 +140,7 @@ class ParameterPages {
   const PageWorlds worlds_;
   const std::optional<comm::World> tensor_world_;
   const PageOptions options_;
+  const std::string of_model_;  // "" for the first of these ranks
   std::vector<PageLayout> layouts_;
   BytePlan plan_;
   PlacedParameters parameters_;

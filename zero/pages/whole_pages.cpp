@@ -21,7 +21,7 @@ WholePages::WholePages(std::shared_ptr<const ParameterPages> pages,
     : pages_(std::move(pages)), memory_(std::move(memory)), pager_index_(pages_->layouts().size()) {
   if (!shards_parameters(pages_->options())) return;
   paging::check_dispatcher();
-  auto made = std::make_unique<ShardSource>(pages_->shards(), "page", kHint,
+  auto made = std::make_unique<ShardSource>(pages_->shards(), "page", pages_->of_model() + kHint,
                                             memory::Kind::kParameter, pages_->worlds().secondary);
   ShardSource& source = *made;
   source_ = made.get();

@@ -194,6 +194,7 @@ ShardedModel shard(std::vector<NamedParameter> parameters, const comm::World& wo
       parts, make_gradient_buckets(options, parts.pages), agreement, unfrozen);
   auto gradients = std::make_shared<StepGradients>(reducer, parts.in_place);
   auto sums = std::make_shared<NormSummer>(parts.pages, gradients, agreement);
+  parts.pages->world().add_module();
   return {std::move(parts),   std::move(agreement),
           std::move(reducer), std::move(gradients),
           std::move(sums),    options,

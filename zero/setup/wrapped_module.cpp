@@ -43,7 +43,7 @@ WrappedModule::WrappedModule(std::shared_ptr<torch::nn::Module> module, RanksOfM
       sharded_(shard_module_parameters(*module_, ranks_.data, ranks_.tensor, options, tape)),
       buffers_(std::make_shared<BufferSync>(ranks_.data, buffers_by_name(*module_))),
       parking_(ranks_.all, sharded_, module_, buffers_),
-      forwards_(parallel::context::split_attention_of(*module_), ranks_.data) {
+      forwards_(*module_, ranks_.data, ranks_.shares_samples) {
   buffers_->broadcast_all_from_rank_zero();
   for (const PlacedParameter& placed : sharded_.pages->parameters()) {
     versions_.push_back(placed.parameter.tensor._version());

@@ -27,6 +27,8 @@ struct RanksOfModel {
   comm::World all;   // that have a state on disk together
   // That get the same samples. Where the module has slices, it is the ranks that have the other ones.
   std::optional<comm::World> tensor = {};
+  // Whether some of `data` have parts of the same samples, along a context axis.
+  bool shares_samples = false;
 };
 
 class WrappedModule {

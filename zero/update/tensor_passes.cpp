@@ -81,9 +81,10 @@ void TensorPasses::check(size_t group, size_t parameter) const {
   const torch::optim::OptimizerOptions& options = groups_.options(group);
   if (form().reads(options) == UpdateReads::kElement) return;
   const NamedParameter& named = parameters_.pages->parameters()[parameter].parameter;
-  ZP_CHECK(!named.slice, algorithm_.class_name, ": parameter \"", named.name(),
-           "\" is cut over ranks by tensor parallelism, and the update is of the whole; leave its "
-           "layer whole, or give it to a group that is updated element by element");
+  ZP_CHECK(
+      !named.slice, algorithm_.class_name, ": parameter \"", named.name(),
+      "\" is cut over ranks, by tensor parallelism or as experts, and the update is of the "
+      "whole; leave its layer whole, or give it to a group that is updated element by element");
   ZP_CHECK(form().takes_embeddings(options) || !embeddings_.contain(named.tensor),
            algorithm_.class_name, ": parameter \"", named.name(), "\" of sizes ",
            named.tensor.sizes(),

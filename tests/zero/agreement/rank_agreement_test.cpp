@@ -269,5 +269,30 @@ TEST_P(RankAgreementTest, ASaveHearsOfAWriteOnOneRankOfAnyStage) {
   }
 }
 
+// Two models of one class, as a policy and its reference.
+TEST(RankAgreementTest, ModelsThatRanksUseInAnotherOrderAreOutOfStep) {
+  const auto use = [](int stage, bool backward) {
+    return error_of([=] {
+      run_ranks(2, [=](World& world) {
+        DistributedDataParallel<torch::nn::Linear> policy(torch::nn::Linear(64, 64), world,
+                                                          at_stage(stage));
+        DistributedDataParallel<torch::nn::Linear> reference(torch::nn::Linear(64, 64), world,
+                                                             at_stage(stage));
+        const auto x = torch::ones({2, 64});
+        const auto go = [&](DistributedDataParallel<torch::nn::Linear>& model) {
+          const auto loss = model(x).sum();
+          if (backward) loss.backward();
+        };
+        go(world.rank() == 0 ? policy : reference);
+        go(world.rank() == 0 ? reference : policy);
+      });
+    });
+  };
+  EXPECT_THAT(use(3, /*backward=*/false), HasSubstr("of model 2"));
+  for (const int stage : {0, 1, 2, 3}) {
+    EXPECT_THAT(use(stage, /*backward=*/true), HasSubstr("of model 2")) << stage;
+  }
+}
+
 }  // namespace
 }  // namespace zeropage::rank_agreement_test

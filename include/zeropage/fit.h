@@ -66,7 +66,7 @@ struct FitOptions {
 };
 
 struct Fitted {
-  Options options;  // as they were given, with the choice in them
+  Options options = {};  // as they were given, with the choice in them
   // What the script computes again, by recompute(model, fitted).
   CheckpointPolicy checkpointing = CheckpointPolicy::kNone;
   // The names of what holds the blocks that are computed again. Empty: none are, or the script makes regions of them, as

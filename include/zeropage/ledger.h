@@ -88,8 +88,8 @@ struct TierBytes {
 // What somebody counted on that a rank would hold at the peak of a step, to compare with where memory runs out.
 struct ExpectedPeak {
   std::string counted_by = {};  // "fit()"
-  Breakdown on_device;
-  Breakdown on_host;                      // offloaded to the host
+  Breakdown on_device = {};
+  Breakdown on_host = {};                 // offloaded to the host
   std::vector<std::string> options = {};  // of the run that is meant (describe(Options))
 };
 

@@ -25,13 +25,13 @@ struct RankMemory {
   // On the world's device: now, and at the moment when its total was highest since the start or
   // Ledger::reset_peak(). held.persistent() lives from step to step, its gradients until they are zeroed;
   // held.total() is all.
-  memory::Breakdown held;
-  memory::Breakdown at_peak;
+  memory::Breakdown held = {};
+  memory::Breakdown at_peak = {};
   // On the host where the world's device is an accelerator; else nothing, as `held` is the host's.
-  memory::Breakdown on_host;
+  memory::Breakdown on_host = {};
   // Offloaded from the device: on the host, in a file.
-  memory::Breakdown in_host_tier;
-  memory::Breakdown in_nvme_tier;
+  memory::Breakdown in_host_tier = {};
+  memory::Breakdown in_nvme_tier = {};
   // The process's resident set now and at its highest: also code, LibTorch itself, and what no ledger
   // knows. The same figure for ranks that are threads of one process.
   int64_t resident_bytes = 0;

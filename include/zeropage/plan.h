@@ -50,7 +50,7 @@ struct MachineSpeeds {
   double product_flops_per_second = 0;      // of matrix products
   double elementwise_bytes_per_second = 0;  // read and written by an operator such as GELU
   double memory_bytes_per_second = 0;  // read and written by a pass over more than the caches hold
-  comm::Link link;                     // between ranks of a host
+  comm::Link link = {};                // between ranks of a host
   double disk_read_bytes_per_second = 0;  // of the folder that was asked for
   double disk_write_bytes_per_second = 0;
   int cores = 0;
@@ -88,7 +88,7 @@ std::string_view name(AllocatorSegments segments);
 // What is taken of a device besides what tensors ask for.
 struct DeviceAllocator {
   AllocatorSegments segments = AllocatorSegments::kExpandable;
-  memory::ProductWorkspaces workspaces;  // unset: not known, and none are counted
+  memory::ProductWorkspaces workspaces = {};  // unset: not known, and none are counted
 };
 
 // What a run gets. Bytes; 0: not known, and nothing is refused for it.
@@ -110,7 +110,7 @@ struct WorldDescription {
   // Ranks train in the memory of their host: what is on the device counts there too.
   bool device_is_host = false;
   // The allocator of a device that is not the host.
-  DeviceAllocator allocator;
+  DeviceAllocator allocator = {};
 
   // Whether there is an allocator between tensors and the device's memory.
   bool has_allocator() const {
@@ -141,13 +141,13 @@ struct PagingSetting {
 
 // One way to train the model.
 struct PlannedSetting {
-  Stage stage;
+  Stage stage = {};
   memory::Tier optimizer = memory::Tier::kDevice;   // OffloadOptions::optimizer
   memory::Tier parameters = memory::Tier::kDevice;  // OffloadOptions::parameters
   CheckpointPolicy checkpointing = CheckpointPolicy::kNone;
   // Which of PlanOptions::paging it has, in their order.
   size_t paging_index = 0;
-  PagingSetting paging;
+  PagingSetting paging = {};
 };
 // "stage 2, optimizer on host, checkpoint blocks".
 std::string to_string(const PlannedSetting& setting);
@@ -175,8 +175,8 @@ namespace detail {
 
 // A model in its simulated world, for plan().
 struct PlannedModel {
-  std::shared_ptr<DistributedDataParallelBase> model;
-  std::unique_ptr<ShardedOptimizer> optimizer;
+  std::shared_ptr<DistributedDataParallelBase> model = {};
+  std::unique_ptr<ShardedOptimizer> optimizer = {};
   std::function<at::Tensor()> loss = {};
   std::function<void(checkpointing::EveryBlocks every)> checkpoint_blocks = {};
 };
@@ -215,7 +215,7 @@ using MakePlannedModel = std::function<PlannedModel(
 struct PlanOptions {
   // What all settings have in common, such as precision, page_bytes and shard_within. Its stage and what it
   // offloads do not matter: those are what is tried.
-  Options training;
+  Options training = {};
   // Micro-batches of a step on each rank, and when their gradients are reduced (AccumulatorOptions).
   int64_t micro_steps = 1;
   ReduceMicroSteps reduce = ReduceMicroSteps::kAuto;
@@ -232,7 +232,7 @@ struct PlanOptions {
   // it is clear which (find_blocks() in zeropage/recompute.h); else Plan::without_blocks says why that policy was not tried.
   std::vector<std::string> blocks = {};
   // How fast the machines are, for the seconds of a step; by default not known.
-  MachineSpeeds speeds;
+  MachineSpeeds speeds = {};
   int threads = 0;  // of a rank; 0: its part of the host's cores
   // What to try of pages, the preferred first. Later ones are tried only while nothing fits that keeps all on
   // the device and computes nothing again.
@@ -241,18 +241,18 @@ struct PlanOptions {
 
 // What rank 0 of a world will hold and do; it has the most where shards differ.
 struct Forecast {
-  PlannedSetting setting;
+  PlannedSetting setting = {};
   // What lives from step to step, by the byte plan (zero/plan/byte_plan.h).
-  memory::TierBytes held;
+  memory::TierBytes held = {};
   // Each tier by kind, at the moment when its total is highest.
-  memory::TierBytes at_peak;
+  memory::TierBytes at_peak = {};
   // The most that the device's allocator reserves, below its limit if that is enough. 0: each tensor is allocated
   // by itself, or no steps were run.
   int64_t reserved_bytes = 0;
   // When the gradients of micro-steps are reduced, and why. Empty: no steps were run.
   std::optional<MicroStepReduction> reduction = {};
   // In one step, after the first.
-  comm::LinkTraffic sent;
+  comm::LinkTraffic sent = {};
   // FLOPs of the rank in one step: matrix products, convolutions and attention, two for a multiply-add.
   // Backward counts twice forward; what is recomputed counts again.
   double flops = 0;
@@ -269,7 +269,7 @@ struct Forecast {
 struct Plan {
   int64_t parameters = 0;  // elements of the module, a tied one once
   int64_t micro_steps = 1;
-  WorldDescription world;
+  WorldDescription world = {};
   // Whether steps were run. If not, forecasts are of what is held from step to step, and at the peak of gradients
   // too, and of nothing more.
   bool has_steps = true;

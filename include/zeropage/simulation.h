@@ -102,8 +102,8 @@ class Topology {
 // Pure integers; thread-safe. Ranks must be in [0, topology().size()), unchecked.
 // What a rank sends, by the kind of link it takes.
 struct LinkTraffic {
-  Traffic within_host;
-  Traffic between_hosts;
+  Traffic within_host = {};
+  Traffic between_hosts = {};
 
   Traffic total() const {
     return {within_host.bytes + between_hosts.bytes, within_host.messages + between_hosts.messages};
@@ -211,7 +211,7 @@ struct SimulationOptions {
 // What calls of one operation cost this rank.
 struct SimulatedCost {
   int64_t calls = 0;
-  LinkTraffic sent;
+  LinkTraffic sent = {};
   double seconds = 0;
 };
 
